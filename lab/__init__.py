@@ -1,1 +1,1 @@
-"""What shows that shardopt is right: suites, measurements, other planners. Not shipped."""
+"""Laboratory: validation suites, measurements and other planners. Not shipped."""

@@ -1,11 +1,11 @@
-"""Whether advice is right: models of the task sets with and without it, measured on CPU ranks.
+"""Measured gains of advice: models of the task sets with and without it, on CPU ranks.
 
-For every model the best plan is searched on a calibrated profile, and of each of `SETTINGS` the
-step that changes most is run for real beside the model as it is, in the runtime of the profile.
-Each needs ranks of its own, and the same model differs by 10 % from one start of ranks to the next.
-So models take turns, in another order each time, a gain is the median over turns, and the model as
-it is runs twice in each, which shows the noise. What is measured is in rows files in the folder, so
-that the same command goes on where it was interrupted.
+For every model the best plan is searched on a calibrated profile. For each of `SETTINGS` the step
+of the largest change runs for real beside the unchanged model, in the runtime of the profile. Each
+needs its own ranks, and the same model differs by 10 % from one start of ranks to the next. So
+models take turns, in another order each time, and a gain is the median over turns. The unchanged
+model runs twice in each turn, which shows the noise. Measurements are in rows files in the folder,
+so the same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from shardopt.measure.machine import environment
 from shardopt.ranks.realtime import Runtime
 
 SETTINGS = ("qcomm", "batch_size", "train_pipeline", "id_order")
-"""Index dedup is not among them, as FBGEMM has it on GPUs alone."""
+"""Settings under test; not index dedup, which FBGEMM has on GPUs only."""
 EXPECTED = 0.03
-"""Gains and losses that are larger must have the right sign."""
+"""Expected gain or loss above which the sign must be right."""
 NEAR = 0.05
-"""Points by which an expected gain may be wrong."""
+"""Largest error of an expected gain that counts as near, as a fraction."""
 EFFORT = 0.2
-"""Of the search of the plans."""
+"""Effort of the search of the plans."""
 AT_ONCE = 2
-"""Rounds of one model before the other has its turn."""
+"""Rounds of one model in a turn."""
 AS_IS, AGAIN, PLAN = "as-is", "as-is-again", "plan"
 REPORT = "advice.json"
 Say = Callable[[str], None]
@@ -53,14 +53,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class AdviceSettings:
-    """What to measure.
+    """Settings of a measurement of advice.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         tasks: seeds of the models.
         hardware: profile of this machine, from `shardopt calibrate`.
-        rounds, block: of each model, as `Job` has them.
-        models: the family that they are drawn from.
+        rounds, block: as in `Job`, for each model.
+        models: family that models are drawn from.
     """
 
     folder: Path
@@ -74,10 +74,10 @@ class AdviceSettings:
 
 @dataclass(frozen=True)
 class Checked:
-    """A step with its expected and measured gain, shares of the time per sample.
+    """Step with its expected and measured gain, as fractions of the time per sample.
 
     Args:
-        noise: what the model as it is gained over itself.
+        noise: measured gain of the unchanged model over itself.
     """
 
     task: int
@@ -90,12 +90,12 @@ class Checked:
 
     @property
     def sign_right(self) -> bool:
-        """Or the expected gain is too small to have a sign."""
+        """True if the sign is right, or the expected gain too small to have one."""
         return abs(self.expected) <= EXPECTED or self.expected * self.measured > 0
 
     @property
     def near(self) -> bool:
-        """The size is right, too."""
+        """True if the size is right within `NEAR`."""
         return abs(self.expected - self.measured) <= NEAR
 
 
@@ -103,33 +103,33 @@ def measure_advice(settings: AdviceSettings, say: Say) -> list[Checked]:
     """Measure what is missing and report all.
 
     Raises:
-        ShardoptError: the ranks cannot be started, or one died; what is measured stays.
+        ShardoptError: the ranks cannot be started, or one died; finished rows stay.
     """
     settings.folder.mkdir(parents=True, exist_ok=True)
-    found: list[Checked] = []
+    checked: list[Checked] = []
     for seed in settings.tasks:
-        found += _measure_task(settings, seed, say)
-        rows = [{**asdict(one), "sign_right": one.sign_right, "near": one.near} for one in found]
+        checked += _measure_task(settings, seed, say)
+        rows = [{**asdict(s), "sign_right": s.sign_right, "near": s.near} for s in checked]
         about = {"hardware": settings.hardware, "environment": environment("gloo"), "rows": rows}
         atomic_write_text(settings.folder / REPORT, json.dumps(about, indent=1) + "\n")
-    return found
+    return checked
 
 
-def summary(found: Sequence[Checked]) -> list[str]:
-    """A line for each step, and the shares that are right."""
+def summary(checked: Sequence[Checked]) -> list[str]:
+    """Return a line for each step, and the shares that are right."""
     lines = [
-        f"task {one.task}: {one.name} {one.value}{f' on {one.target}' if one.target else ''}: "
-        f"expected {one.expected:+.1%}, measured {one.measured:+.1%}"
-        for one in found
+        f"task {step.task}: {step.name} {step.value}{f' on {step.target}' if step.target else ''}: "
+        f"expected {step.expected:+.1%}, measured {step.measured:+.1%}"
+        for step in checked
     ]
-    large = [one for one in found if abs(one.expected) > EXPECTED]
-    signs, near = sum(one.sign_right for one in large), sum(one.near for one in found)
-    noise = {one.task: abs(one.noise) for one in found}
+    large = [step for step in checked if abs(step.expected) > EXPECTED]
+    signs, near = sum(step.sign_right for step in large), sum(step.near for step in checked)
+    noise = {step.task: abs(step.noise) for step in checked}
     return [
         *lines,
         f"a model against itself: {statistics.fmean(noise.values()):.1%} in the mean",
         f"sign right in {signs} of {len(large)} where more than {EXPECTED:.0%} was expected",
-        f"within {NEAR:.0%} of the time per sample in {near} of {len(found)}",
+        f"within {NEAR:.0%} of the time per sample in {near} of {len(checked)}",
     ]
 
 
@@ -142,35 +142,35 @@ def _measure_task(settings: AdviceSettings, seed: int, say: Say) -> list[Checked
     advisor = Advisor(case, best.plan, best.iteration_ms)
     steps = list(_largest(advisor))
     cases = dict.fromkeys((AS_IS, AGAIN), (case.workload, best.plan))
-    cases |= {one.steps[0].name: (one.case.workload, one.plan) for one in steps}
+    cases |= {step.steps[0].name: (step.case.workload, step.plan) for step in steps}
     rows = _run(settings, seed, cases, Runtime(hardware.runtime or Runtime.PLAIN), say)
-    times = {name: _by_turn(of) for name, of in rows.items()}
+    times = {name: _by_turn(bench_rows) for name, bench_rows in rows.items()}
     as_is = [statistics.fmean(pair) for pair in zip(times[AS_IS], times[AGAIN], strict=True)]
     noise = _gain(times[AGAIN], times[AS_IS])
     return [
         Checked(
             seed,
-            one.steps[0].name,
-            one.steps[0].target,
-            str(one.steps[0].value),
-            one.gain,
-            _gain(times[one.steps[0].name], as_is),
+            step.steps[0].name,
+            step.steps[0].target,
+            str(step.steps[0].value),
+            step.gain,
+            _gain(times[step.steps[0].name], as_is),
             noise,
         )
-        for one in steps
+        for step in steps
     ]
 
 
 def _largest(advisor: Advisor) -> Iterator[Advice]:
-    """Of each setting what changes most, for better or worse."""
+    """Yield the step of the largest gain or loss for each setting."""
     tried: Iterable[Advice | None] = (
         advisor.found([step], advisor.plan) for step in advisor.steps() if step.name in SETTINGS
     )
     largest: dict[str, Advice] = {}
-    for one in filter(None, tried):
-        name = one.steps[0].name
-        if name not in largest or abs(one.gain) > abs(largest[name].gain):
-            largest[name] = one
+    for advice in filter(None, tried):
+        name = advice.steps[0].name
+        if name not in largest or abs(advice.gain) > abs(largest[name].gain):
+            largest[name] = advice
     yield from largest.values()
 
 
@@ -181,7 +181,7 @@ def _run(
     runtime: Runtime,
     say: Say,
 ) -> dict[str, BenchRows]:
-    """The rows of every model, measured by turns until each has all rounds."""
+    """Measure the models in turns until each has all rounds; return their rows."""
     paths = {name: settings.folder / f"task-{seed:03d}.{name}.rows.json" for name in cases}
     for turn, done in enumerate(range(AT_ONCE, settings.rounds + AT_ONCE, AT_ONCE)):
         names = [*cases]
@@ -208,7 +208,7 @@ def _run(
 
 
 def _by_turn(rows: BenchRows) -> list[float]:
-    """Median time of an iteration in each turn, per sample of a rank, in ms."""
+    """Return the median ms of an iteration in each turn, per sample of a rank."""
     rounds = rows.samples_ms(PLAN)
     turns = [rounds[i : i + AT_ONCE] for i in range(0, len(rounds), AT_ONCE)]
     if not turns:
@@ -218,5 +218,5 @@ def _by_turn(rows: BenchRows) -> list[float]:
 
 
 def _gain(times: Sequence[float], before: Sequence[float]) -> float:
-    """Median over turns, a share of the time before."""
+    """Return the median gain over turns, as a fraction of the time before."""
     return 1 - statistics.median(a / b for a, b in zip(times, before, strict=True))

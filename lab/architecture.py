@@ -1,4 +1,4 @@
-"""What a real model is beside its tables, in a few numbers: kind and sizes."""
+"""Kind and sizes of a real model's dense part."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "sasrec": ("length", "blocks", "heads", "top"),
     "hstu": ("length", "blocks", "heads", "top"),
 }
-"""Kind -> the names of its sizes; `lab.rankers` says what they mean."""
+"""Kind -> names of its sizes; `lab.rankers` explains them."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The dense part of a model that `lab.rankers` builds.
+    """Dense part of a model that `lab.rankers` builds.
 
     Args:
         kind: one of `KINDS`.
@@ -55,30 +55,30 @@ class Architecture:
                 raise InputError(f"size '{name}' is {size!r}; it is one number above 0, or several")
 
     def number(self, name: str) -> int:
-        """A size that is one number."""
-        found = self.sizes[name]
-        if not isinstance(found, int):
-            raise InputError(f"architecture {self.kind}: {name} is {found!r}, not one number")
-        return found
+        """Return a size that is one number."""
+        size = self.sizes[name]
+        if not isinstance(size, int):
+            raise InputError(f"architecture {self.kind}: {name} is {size!r}, not one number")
+        return size
 
     def widths(self, name: str) -> list[int]:
-        """A size that is a list of widths."""
-        found = self.sizes[name]
-        if isinstance(found, int):
-            raise InputError(f"architecture {self.kind}: {name} is {found!r}, not a list")
-        return [*found]
+        """Return a size that is a list of widths."""
+        size = self.sizes[name]
+        if isinstance(size, int):
+            raise InputError(f"architecture {self.kind}: {name} is {size!r}, not a list")
+        return [*size]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the architecture as plain data for JSON."""
         sizes = {k: v if isinstance(v, int) else list(v) for k, v in self.sizes.items()}
         return {"kind": self.kind, "in_features": self.in_features, "sizes": sizes}
 
 
 def architecture_of(rows: BenchRows) -> Architecture | None:
-    """Of the model of a rows file; None: the DLRM that its model file describes.
+    """Return the architecture of a rows file; None for the DLRM of its model file.
 
     Raises:
-        InputError: what the file has is no architecture.
+        InputError: the file's entry is no architecture.
     """
     data = rows.model.get("architecture")
     if data is None:

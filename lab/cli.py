@@ -1,4 +1,4 @@
-"""`python -m lab`: what shows that shardopt is right. Errors end as those of `shardopt` do."""
+"""Command line of `python -m lab`; errors end like those of `shardopt`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Options:
     only (-k TEXT): Only those whose name has this text.
     write_docs (FILE): Also write the results to this Markdown page.
 """
-"""What several commands share, in the form of their docstrings."""
+"""Descriptions that several commands share, in the form of their docstrings."""
 
 app = typer.Typer(
     name="lab",
@@ -54,13 +54,13 @@ app = typer.Typer(
 
 
 def _command(panel: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Registers a function under its name; what its docstring does not describe, `FLAGS` does."""
+    """Register a function under its name; `FLAGS` completes its docstring."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
-        about, found, own = inspect.cleandoc(function.__doc__ or "").partition("\n\nArguments:")
-        if not found:
-            about, found, own = about.partition("\n\nOptions:")
-        function.__doc__ = f"{about}\n{FLAGS}{found.strip()}{own}"
+        about, heading, own = inspect.cleandoc(function.__doc__ or "").partition("\n\nArguments:")
+        if not heading:
+            about, heading, own = about.partition("\n\nOptions:")
+        function.__doc__ = f"{about}\n{FLAGS}{heading.strip()}{own}"
         name = function.__name__.replace("_", "-")
         app.command(name, rich_help_panel=panel, **more)(command(function))
         return function
@@ -68,23 +68,23 @@ def _command(panel: str, **more: Any) -> Callable[[Callable[..., None]], Callabl
     return add
 
 
-def seeds(flag: str, given: str) -> list[int]:
-    """The numbers that a text such as ``3,7,10-12`` names, in its order, each once.
+def seeds(flag: str, text: str) -> list[int]:
+    """Parse numbers and ranges such as ``3,7,10-12``, in order, each once.
 
     Raises:
-        InputError: it is no such text.
+        InputError: the text is not of this form.
     """
-    found: list[int] = []
-    for part in given.split(","):
+    numbers: list[int] = []
+    for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
         first, last = (int(n or match[1]) for n in match.groups()) if match else (1, 0)
         if last < first:
             raise InputError(
-                f"{flag} is {given!r}; give numbers and ranges of 0 to {MAX_TASK}, the lower "
+                f"{flag} is {text!r}; give numbers and ranges of 0 to {MAX_TASK}, the lower "
                 "number first, such as 0-19 or 3,7,10-12"
             )
-        found += range(first, last + 1)
-    return list(dict.fromkeys(found))
+        numbers += range(first, last + 1)
+    return list(dict.fromkeys(numbers))
 
 
 def _noted(quiet: bool) -> Callable[[str], None]:
@@ -231,20 +231,20 @@ def confirm(
 ) -> None:
     """Learn from one trace, plan, confirm, and compare expected with measured gains.
 
-    After an interruption the same command continues with what is left. Prints targets beside
-    what was measured. Of four tasks one needs root and iproute2, for its emulated link.
+    After an interruption the same command continues with what is left. Prints targets beside the
+    measured figures. One of four tasks needs root and iproute2 for its emulated link.
 
     Options:
-        minutes (M): Of plan --confirm, in each task.
-        measure_minutes (M): That twelve plans and TorchRec's once more run afterwards.
+        minutes (M): Minutes of plan --confirm in each task.
+        measure_minutes (M): Minutes in which twelve plans and TorchRec's run again afterwards.
     """
     from lab.tasks.confirmed import ConfirmedTasks, run_tasks, table
     from shardopt.bench.confirm import check_minutes
 
-    for given in (minutes, measure_minutes):
-        check_minutes(given, 1)
-    asked = ConfirmedTasks(folder, seeds("--tasks", tasks), models, minutes, measure_minutes)
-    print(table(run_tasks(asked, _noted(quiet))))
+    for budget in (minutes, measure_minutes):
+        check_minutes(budget, 1)
+    settings = ConfirmedTasks(folder, seeds("--tasks", tasks), models, minutes, measure_minutes)
+    print(table(run_tasks(settings, _noted(quiet))))
 
 
 @_command(MEASURE)
@@ -280,8 +280,8 @@ def search(
     check_writable(rows)
     names = [name.strip() for name in (planners or "").split(",") if name.strip()]
     selection = SuiteSelection(only, check_planners(names), effort, seed)
-    found = run_suite(load_suite(suite), rows, selection, _noted(quiet))
-    print("\n".join(summary(rows_by_instance(found))))
+    results = run_suite(load_suite(suite), rows, selection, _noted(quiet))
+    print("\n".join(summary(rows_by_instance(results))))
 
 
 @_command(MEASURE)
@@ -311,8 +311,8 @@ def ablate(
     Stop(effort)
     check_writable(rows)
     every = [instance for suite in suites for instance in load_suite(suite).instances]
-    found = run(matching(every, only), rows, effort, _noted(quiet))
-    print(f"{len(found)} rows in {rows}")
+    results = run(matching(every, only), rows, effort, _noted(quiet))
+    print(f"{len(results)} rows in {rows}")
 
 
 @_command(MEASURE)
@@ -372,7 +372,7 @@ FITS = {
     "links": "--data, FOLDER: curves of collectives within a host",
     "megatron": "--data: Megatron's software",
 }
-"""Module of lab/fit -> what its `run` takes, and what it fits."""
+"""Module of lab/fit -> arguments of its `run`, and their content."""
 
 
 @_command(TOOLS, epilog="; ".join(f"{name} ({about})" for name, about in FITS.items()))
@@ -387,12 +387,12 @@ def fit(name: str, paths: list[Path] | None = None, data: Path | None = None) ->
         hint = did_you_mean(name, FITS)
         raise InputError(f"there is no fit '{name}'{hint}; there are {', '.join(FITS)}")
     run = import_module(f"lab.fit.{name.replace('-', '_')}").run
-    given = [path for path in (data, *(paths or ())) if path is not None]
-    if len(given) != len(inspect.signature(run).parameters):
+    arguments = [path for path in (data, *(paths or ())) if path is not None]
+    if len(arguments) != len(inspect.signature(run).parameters):
         raise InputError(f"fit {name} takes {FITS[name]}")
-    for path in given:
+    for path in arguments:
         _check_folder(path)
-    for line in run(*given) or ():
+    for line in run(*arguments) or ():
         print(line)
 
 
@@ -415,7 +415,7 @@ def first_scores(*, data: Path) -> None:
 def pages(*, data: Path | None = None, answers: bool = False, check: bool = False) -> None:
     """Write every generated page and table: README, accuracy, benchmarks, the picture.
 
-    They are made of committed rows. With --data the rows of all suites are made again first.
+    They come from committed rows. With --data the rows of all suites are computed first.
 
     Options:
         answers: Also run the command at the head of the README and put its answer there.
@@ -463,15 +463,15 @@ def torchrec_own(
 ) -> None:
     """Run TorchRec's own tests of its planner with our planner in its place.
 
-    Ends with 1 if docs/compatibility.md says otherwise than the run.
+    Ends with 1 if docs/compatibility.md disagrees with the run.
 
     Arguments:
-        checkout (DIR): Of torchrec; without it the commit that the installed one was built from is
+        checkout (DIR): Checkout of torchrec; without it, the commit of the installed one is
             fetched.
 
     Options:
         source (URL): Repository to fetch from.
-        theirs: With TorchRec's own planner.
+        theirs: Use TorchRec's own planner.
     """
     from lab.tools.torchrec_own import run_suites
 
@@ -502,5 +502,5 @@ def mutants(*, only: str = "") -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; nothing that a user can cause raises."""
+    """Run one command and return its exit code; no user error raises."""
     return product.main(argv, app, "python -m lab")

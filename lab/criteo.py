@@ -22,9 +22,9 @@ RARE_AS_ONE_ROWS = (
     *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209),
     *(10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35),
 )
-"""With ids that occur fewer than 15 times as one: the head of the table."""
+"""Rows with all ids of fewer than 15 occurrences merged into one (the head of the table)."""
 ALPHA = 1.1
-"""Assumed; configs/models/dlrm_dcnv2_criteo1tb.yaml says why."""
+"""Assumed Zipf exponent; configs/models/dlrm_dcnv2_criteo1tb.yaml gives the reason."""
 
 
 def criteo_tables(
@@ -34,7 +34,7 @@ def criteo_tables(
     optimizer: str,
     names: tuple[str, str] = ("t_cat", "cat"),
 ) -> tuple[Table, ...]:
-    """Tables with so many rows and ids a sample.
+    """Return tables with the given rows and ids per sample.
 
     A bag of h ids reads h shuffled copies of one law, so that its head is flatter.
 

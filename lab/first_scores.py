@@ -1,12 +1,12 @@
-"""First scores: what new tables scored before anything was changed with them in view.
+"""First scores: errors on new tables before any change with them in view.
 
-first_scores.csv has them as rows: suite and what was scored, errors, date and commit, the file or
-folder of the measurements, and what a reader must know. Rows of tables that are not public stand as
-they were reported. The pages quote these rows and no figure of their own.
+first_scores.csv has them as rows: suite, part, errors, date and commit, the file or folder of the
+measurements, and a note. Rows of tables that are not public are as reported. The pages quote these
+rows and no other figures.
 
 ``python -m lab first-scores --data DIR`` predicts each of `TABLES` whose file has no score yet, and
-appends one row a part. Only first scores are called blind. A part that has its score keeps it: what
-the code of today scores on the same rows is printed beside it and is held out at best.
+appends one row for each part. Only first scores are called blind. A part keeps its first score;
+today's score on the same rows is printed beside it and is held out at best.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ COLUMNS = (
     *("suite", "what", "n", "mean", "geomean", "bias", "worst", "covered", "pairs_right"),
     *("date", "commit", "source", "note"),
 )
-"""Errors and coverage are fractions, empty where they are not known; ``pairs_right`` counts the
-pairs of plans, of ``n``, whose order was predicted; ``source`` is a file or folder of
-measurements."""
+"""Columns of the file: errors and coverage are fractions, empty where they are not known;
+``pairs_right`` counts the pairs of plans, of ``n``, whose order was predicted; ``source`` is a file
+or folder of measurements."""
 
 
 def _message(row: ComparedRow) -> str:
@@ -75,9 +75,9 @@ def _product_row(row: Row) -> ComparedRow:
 def _classed(
     build: Callable[[Row], ComparedRow], part: Callable[[ComparedRow], str], row: Row
 ) -> ComparedRow:
-    found = build(row)
-    family = found.name.get("profile") or profile_of_row(row).name
-    return replace(found, family=str(family), part=part(found))
+    compared = build(row)
+    family = compared.name.get("profile") or profile_of_row(row).name
+    return replace(compared, family=str(family), part=part(compared))
 
 
 TABLES = {
@@ -92,48 +92,48 @@ TABLES = {
     BF16_FILE: ("gemm", partial(_classed, bf16_row, _product)),
     STEP_FILE: ("primus-step", partial(_classed, _product_row, _product)),
 }
-"""File -> its suite and what predicts a row; rows that cannot be predicted are left out."""
+"""File -> its suite and the function that predicts a row; other rows are left out."""
 
 
 def scores(path: Path) -> Iterator[tuple[str, Summary]]:
-    """Part -> errors of a table, over all GPUs and of each.
+    """Yield part and errors of a table, over all GPUs and for each.
 
     Raises:
         InputError: the file cannot be read.
     """
     rows, _ = compare_tables(path.parent, {path.name: TABLES[path.name][1]})
-    for part, of in grouped(rows, lambda row: row.part).items():
-        yield part, Summary.of(of)
-        for family, some in sorted(grouped(of, lambda row: row.family).items()):
-            yield f"{part}, {family}", Summary.of(some)
+    for part, part_rows in grouped(rows, lambda row: row.part).items():
+        yield part, Summary.of(part_rows)
+        for family, family_rows in sorted(grouped(part_rows, lambda row: row.family).items()):
+            yield f"{part}, {family}", Summary.of(family_rows)
 
 
 def read_scores() -> list[dict[str, str]]:
-    """Every row of first_scores.csv."""
+    """Read every row of first_scores.csv."""
     with FILE.open(newline="", encoding="utf-8") as file:
         return [*csv.DictReader(file)]
 
 
 def score_tables(folder: Path) -> list[str]:
-    """Score what has no score yet; return lines with first scores and today's."""
+    """Score tables without a score; return lines with first scores and today's."""
     lines: list[str] = []
-    known = {(row["source"], row["what"]): row for row in read_scores()}
+    first_scores = {(row["source"], row["what"]): row for row in read_scores()}
     words = ["git", "rev-parse", "--short=8", "HEAD"]
     git = subprocess.run(words, cwd=FILE.parent, capture_output=True, text=True, check=False)
-    made = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": git.stdout.strip()}
+    origin = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": git.stdout.strip()}
     new: list[dict[str, object]] = []
     for name, (suite, _) in TABLES.items():
         if not (folder / name).is_file():
             lines.append(f"{name}: not in {folder}")
             continue
-        fresh = all(source != name for source, _ in known)
+        fresh = all(source != name for source, _ in first_scores)
         for part, summary in scores(folder / name):
             errors = ("mean", "geomean", "worst", "covered")
             figures = {k: f"{v:.4f}" for k, v in zip(errors, summary.figures, strict=True)}
             if fresh:
                 about = {"suite": suite, "what": part, "n": summary.n, "source": name}
-                new.append({**about, **figures, **made})
-            first = known.get((name, part))
+                new.append({**about, **figures, **origin})
+            first = first_scores.get((name, part))
             before = f"first {first['mean']} {first['geomean']}" if first else "no first score"
             lines.append(
                 f"{name} {part}: n {summary.n}, mean {figures['mean']}, geomean "

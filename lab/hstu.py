@@ -1,8 +1,7 @@
-"""NVIDIA's HSTU ranker whose step on 2 x 8 H100 is public (recsys-examples, examples/hstu).
+"""NVIDIA's HSTU ranker, whose step on 2 x 8 H100 is public (recsys-examples, examples/hstu).
 
-Ids are drawn by `numpy.random.zipf`, which has no upper end: two fifths of them lie beyond 50
-million and hardly ever come again, so that they miss every cache. Lengths are drawn the same way,
-but cut.
+`numpy.random.zipf` draws the ids without an upper end: two fifths of them are beyond 50 million and
+hardly ever repeat, so they miss every cache. Lengths are drawn the same way, but cut.
 
 Item and action embeddings alternate behind three tokens of context; eight layers of pointwise
 projections to U, V, Q and K, causal attention, a norm that gates by U, a projection back, and a
@@ -44,28 +43,28 @@ HEAD, TASKS = 512, 8
 BATCH = 32
 ALPHA = 1.05
 HASHED = {"item": 50_000_000, "user_id": 50_000_000}
-"""Tables of dynamicemb, on the host behind a cache of a tenth of their rows."""
+"""Tables of dynamicemb, in host memory with a cache of a tenth of their rows."""
 COPIED = {"action": 100, "user_age": 100, "item_category_l1": 50}
 SEQUENCES = ("item", "action")
 CACHED = 0.1
 
 
 def beyond(most: int, alpha: float) -> float:
-    """Share of a Zipf distribution without an upper end that lies beyond a number."""
+    """Return the share of an unbounded Zipf distribution beyond a number."""
     first = np.arange(1, 1000.0) ** -alpha
     whole = first.sum() + (1000 - 0.5) ** (1 - alpha) / (alpha - 1)
     return float((most + 0.5) ** (1 - alpha) / (alpha - 1) / whole)
 
 
 def endless(rows: int) -> Distribution:
-    """Ids without an upper end, on rows of which those beyond the last are any."""
+    """Return a distribution of unbounded ids on rows; ids beyond the last are spread evenly."""
     inside, rare = Zipf(ALPHA).bins(rows), beyond(rows, ALPHA)
     weights = inside.probs * (1 - rare) + rare / rows
     return Empirical(tuple(inside.counts.tolist()), tuple(weights.tolist()))
 
 
 class Layer(nn.Module):
-    """One block."""
+    """Block of pointwise projections, attention and gating."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,14 +74,14 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         u, v, q, k = functional.silu(self.uvqk(self.before(x))).chunk(4, dim=-1)
-        heads = (of.unflatten(-1, (HEADS, -1)).transpose(1, 2) for of in (q, k, v))
+        heads = (projection.unflatten(-1, (HEADS, -1)).transpose(1, 2) for projection in (q, k, v))
         attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
         gated = self.after(attended.transpose(1, 2).flatten(2)) * u
         return x + self.out(functional.dropout(gated, 0.2))
 
 
 class Hstu(nn.Module):
-    """Sequences and context in, the loss of eight tasks out."""
+    """Model from sequences and context to the loss of eight tasks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,24 +97,24 @@ class Hstu(nn.Module):
         )
 
     def forward(self, features: Tensor, ids: KeyedJaggedTensor, labels: Tensor) -> Tensor:
-        found: Mapping[str, JaggedTensor] = self.tables(ids)
+        embeddings: Mapping[str, JaggedTensor] = self.tables(ids)
         batch = len(features)
-        pairs = [found[name].values().view(batch, ITEMS, DIM) for name in SEQUENCES]
+        pairs = [embeddings[name].values().view(batch, ITEMS, DIM) for name in SEQUENCES]
         context = [
-            found[name].values().view(batch, 1, DIM) for name in ("user_id", *list(COPIED)[1:])
+            embeddings[name].values().view(batch, 1, DIM) for name in ("user_id", *list(COPIED)[1:])
         ]
         tokens = torch.stack(pairs, dim=2).flatten(1, 2)
         x = self.wider(torch.cat([*context, tokens], dim=1))
         for layer in self.layers:
             x = layer(x)
         logits = self.head(x[:, CONTEXT::2])
-        wanted = labels.view(batch, 1, 1).expand(-1, ITEMS, TASKS)
-        return functional.binary_cross_entropy_with_logits(logits.float(), wanted)
+        targets = labels.view(batch, 1, 1).expand(-1, ITEMS, TASKS)
+        return functional.binary_cross_entropy_with_logits(logits.float(), targets)
 
 
 @cache
 def hstu() -> Workload:
-    """The model as `to_yaml` captures it under autocast, its tables as they are stored."""
+    """Return the model as `to_yaml` captures it under autocast, with its storage of tables."""
     names, samples = [*HASHED, *COPIED], 2
     counts = {name: ITEMS if name in SEQUENCES else 1 for name in names}
     constraints = {n: ParameterConstraints(pooling_factors=[float(c)]) for n, c in counts.items()}

@@ -1,10 +1,10 @@
 """OneTrans large, whose step on eight B200 is public kernel by kernel.
 
 One transformer over the tokens of three histories (S) and of the sample itself (NS): S tokens share
-their weights, each NS token has its own in products of its own; a layer keeps fewer of the oldest S
-tokens than the one before (Zhang et al. 2025, arXiv 2510.26104, sections 3.3 and 3.4). The table
-names the shapes of all products. What it does not name is written as that paper has it:
-RMSNorm before attention and feed-forward, GELU, a causal mask.
+their weights, each NS token has its own; a layer keeps fewer of the oldest S tokens than the one
+before (Zhang et al. 2025, arXiv 2510.26104, sections 3.3 and 3.4). The table has the shapes of all
+products; the rest follows the paper: RMSNorm before attention and feed-forward, GELU, a causal
+mask.
 """
 
 from __future__ import annotations
@@ -37,46 +37,46 @@ DIM, WIDTH, HEADS, WIDER = 64, 384, 6, 1536
 HISTORIES, LENGTH, OWN = 3, 500, 16
 """Histories, events of each, NS tokens."""
 KEPT = (1500, 1288, 1076, 864, 652, 440, 228, 16)
-"""S tokens that each layer gives on."""
+"""S tokens that each layer passes on."""
 TABLES = {"item": 9_390_624, "artist": 1_293_395, "album": 3_367_692}
 USERS = 1_000_001
 DENSE, TEXT, PLAIN = 18, 128, 12
-"""Dense features: those that get a layer, those of another layer, and those taken as they are."""
+"""Dense features: those of a first layer, those of a second layer, and those without one."""
 BATCH = 1024
 ALPHA = 0.85
-"""Zipf exponent of the ids: the first eighth of each table's rows, those of the rank that was
-traced, then draws the bytes that it exchanged."""
+"""Zipf exponent of the ids: with it, the first eighth of each table's rows, on the traced rank,
+gives the bytes that the rank exchanged."""
 
 
 class PerToken(nn.Module):
-    """A linear layer for each NS token: ``[batch, OWN, given]`` to ``[batch, OWN, made]``."""
+    """Linear layer for each NS token: ``[batch, OWN, inputs]`` to ``[batch, OWN, outputs]``."""
 
-    def __init__(self, given: int, made: int) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(OWN, given, made, device=META))
+        self.weight = nn.Parameter(torch.empty(OWN, inputs, outputs, device=META))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1)
 
 
 class Mixed(nn.Module):
-    """One linear layer for all S tokens, one for each NS token, which are the last."""
+    """Linear layer shared by all S tokens, and one for each NS token, which come last."""
 
-    def __init__(self, given: int, made: int) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.shared = nn.Linear(given, made, bias=False, device=META)
-        self.own = PerToken(given, made)
+        self.shared = nn.Linear(inputs, outputs, bias=False, device=META)
+        self.own = PerToken(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.shared(x[:, :-OWN]), self.own(x[:, -OWN:])], dim=1)
 
 
 class Layer(nn.Module):
-    """Attention of the tokens that are kept to all, then a feed-forward."""
+    """Attention of the remaining tokens to all, then a feed-forward."""
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, remaining: int) -> None:
         super().__init__()
-        self.kept = kept + OWN
+        self.remaining = remaining + OWN
         self.before, self.between = (nn.RMSNorm(WIDTH, device=META) for _ in range(2))
         self.qkv = Mixed(WIDTH, 3 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH, bias=False, device=META)
@@ -84,16 +84,16 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.before(x)).unflatten(-1, (3, HEADS, -1)).unbind(2)
-        q = q[:, -self.kept :]
-        heads = (of.transpose(1, 2) for of in (q, k, v))
-        # the last query is that of the last key, which no other function of PyTorch's offers
+        q = q[:, -self.remaining :]
+        heads = (projection.transpose(1, 2) for projection in (q, k, v))
+        # the mask aligns the last query with the last key; no other PyTorch function does
         attended = torch.ops.aten._scaled_dot_product_flash_attention(*heads, 0.0, True)[0]
-        x = x[:, -self.kept :] + self.out(attended.transpose(1, 2).flatten(2))
+        x = x[:, -self.remaining :] + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.narrower(functional.gelu(self.wider(self.between(x))))
 
 
 class OneTrans(nn.Module):
-    """Histories and a sample's own features in, the loss out."""
+    """Model from histories and a sample's own features to the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,14 +133,14 @@ class OneTrans(nn.Module):
         )
 
     def forward(self, features: Tensor, ids: KeyedJaggedTensor, labels: Tensor) -> Tensor:
-        found: Mapping[str, JaggedTensor] = self.tables(ids)
+        embeddings: Mapping[str, JaggedTensor] = self.tables(ids)
         batch = len(features)
         histories = []
         for i, layer in enumerate(self.events):
-            event = torch.cat([found[f"{name}_{i}"].values() for name in TABLES], dim=1)
+            event = torch.cat([embeddings[f"{name}_{i}"].values() for name in TABLES], dim=1)
             histories.append(layer(event.view(batch, LENGTH, -1)))
         dense, text, plain = features.split([DENSE, TEXT, PLAIN], dim=1)
-        single = [found[name].values() for name in (*TABLES, "uid")]
+        single = [embeddings[name].values() for name in (*TABLES, "uid")]
         own = torch.cat([*single, self.dense(dense), self.text(text), plain], dim=1)
         tokens = self.sample(own).unflatten(1, (OWN, WIDTH))
         x = torch.cat([*histories, tokens], dim=1)
@@ -152,7 +152,7 @@ class OneTrans(nn.Module):
 
 @cache
 def one_trans() -> Workload:
-    """What was traced, as `to_yaml` captures it: under autocast, compiled, popular ids first."""
+    """Return the traced model as `to_yaml` captures it: autocast, compiled, popular ids first."""
     every = [1.0, *(float(LENGTH) for _ in range(HISTORIES))]
     ids = dict.fromkeys(TABLES, ParameterConstraints(pooling_factors=every))
     ids["uid"] = ParameterConstraints(pooling_factors=[1.0])

@@ -1,4 +1,4 @@
-"""Kernel models of CPU ops, fitted on ops that were timed inside steps of calibration models."""
+"""Kernel models of CPU ops, fitted on ops timed inside steps of calibration models."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Array = NDArray[np.float64]
 
 NEAR_BYTES = (1.0 * units.MIB, 2.0 * units.MIB)
 FAR_BYTES = tuple(size * units.MIB for size in (24.0, 64.0, 160.0))
-"""Cache sizes that are tried: the core's own is 2 MiB, its part of the shared one may vary."""
+"""Candidate cache sizes: the core's own is 2 MiB, its part of the shared one may vary."""
 ROUNDS = 6
 OUTLIER = 0.1
-"""Relative error above which a row counts less: weights fall as its inverse root."""
+"""Relative error above which a row's weight falls as its inverse root."""
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
-    """A calibration step.
+    """Calibration step.
 
     Args:
-        rows: of its ops, views included.
-        ms: of each row's calls together, timed inside the step.
-        step_ms: of the step without any timing inside.
+        rows: ops of the step, with views.
+        ms: time of all calls of each row, measured inside the step.
+        step_ms: time of the step without timing inside.
     """
 
     rows: tuple[OpRow, ...]
@@ -51,20 +51,20 @@ def fit_models(
     alone: Sequence[CapturedStep] | None = None,
     caches: Caches | None = None,
 ) -> OpModels:
-    """All kernel models, and what a step takes beyond its ops.
+    """Fit all kernel models, and the time of a step beyond its ops.
 
-    Non-negative least squares on relative errors, each row weighted by its share of its step; the
-    caches are those that leave the least.
+    Non-negative least squares on relative errors, each row weighted by its share of its step, with
+    the caches of the smallest residual.
 
     Args:
-        alone: the steps that hold nothing but their ops, from which `OpModels.stretch` and
-            `OpModels.op_ms` follow; all steps unless given. Empty: these two are not fitted.
-        caches: where they are known.
+        alone: steps without anything but their ops, which give `OpModels.stretch` and
+            `OpModels.op_ms`; all steps if None. If empty, these two are not fitted.
+        caches: known cache sizes.
     """
     groups = _group_rows(steps)
-    tried = [Caches(near, far) for near in NEAR_BYTES for far in FAR_BYTES]
-    tried = tried if caches is None else [caches]
-    fits = [_fit(groups, caches) for caches in tried]
+    candidates = [Caches(near, far) for near in NEAR_BYTES for far in FAR_BYTES]
+    candidates = candidates if caches is None else [caches]
+    fits = [_fit(groups, caches) for caches in candidates]
     models, _ = min(fits, key=lambda fit: fit[1])
     alone = steps if alone is None else alone
     return _with_host(models, alone) if alone else models
@@ -72,7 +72,7 @@ def fit_models(
 
 @dataclass(frozen=True, eq=False)
 class _Points:
-    """Rows of one group: work without misses, bytes by distance and ms of a call, and shares."""
+    """Rows of one group: work without misses, bytes by reuse distance, ms a call, and shares."""
 
     plain: Array
     reuse: Array
@@ -81,13 +81,13 @@ class _Points:
 
 
 def _group_rows(steps: Sequence[CapturedStep]) -> dict[str, _Points]:
-    """The rows of each group, and of each op over all its layouts."""
-    found: dict[str, list[tuple[OpRow, float, float]]] = defaultdict(list)
+    """Return the rows of each group, and of each op over all its layouts."""
+    rows_of: dict[str, list[tuple[OpRow, float, float]]] = defaultdict(list)
     for step in steps:
         for row, spent in zip(step.rows, step.ms, strict=True):
             if row.kind != VIEW:
                 for group in {group_of(row.kind), name_of(row.kind)}:
-                    found[group].append((row, spent / row.count, spent / step.step_ms))
+                    rows_of[group].append((row, spent / row.count, spent / step.step_ms))
     return {
         group: _Points(
             np.array([plain_work(row) for row, _, _ in points]),
@@ -95,22 +95,22 @@ def _group_rows(steps: Sequence[CapturedStep]) -> dict[str, _Points]:
             np.array([ms for _, ms, _ in points]),
             np.array([share for _, _, share in points]),
         )
-        for group, points in found.items()
+        for group, points in rows_of.items()
     }
 
 
 def _fit(groups: Mapping[str, _Points], caches: Caches) -> tuple[OpModels, float]:
     coefficients: dict[str, Array] = {}
-    left = 0.0
+    total = 0.0
     for group, points in groups.items():
         coefficients[group], residual = _fit_group(points, caches)
         # the model of an op over all its layouts is a fallback: its error does not count
-        left += residual if " " in group or group in GEMMS.values() else 0.0
-    return OpModels(coefficients, caches), left
+        total += residual if " " in group or group in GEMMS.values() else 0.0
+    return OpModels(coefficients, caches), total
 
 
 def _fit_group(points: _Points, caches: Caches) -> tuple[Array, float]:
-    """Coefficients, and the squared errors as shares of the steps."""
+    """Return the coefficients, and the squared errors as shares of the steps."""
     from scipy.optimize import nnls
 
     works = np.concatenate([points.plain, caches.misses(points.reuse)], axis=1)
@@ -128,20 +128,20 @@ def _fit_group(points: _Points, caches: Caches) -> tuple[Array, float]:
 
 
 def _with_host(models: OpModels, steps: Sequence[CapturedStep]) -> OpModels:
-    """Add what steps take beyond their ops: in proportion, and per call."""
+    """Add the time of steps beyond their ops: in proportion, and per call."""
     from scipy.optimize import nnls
 
     ops = np.array([sum(map(models.row_ms, step.rows)) for step in steps])
     calls = np.array([float(sum(row.count for row in step.rows)) for step in steps])
     whole = np.array([step.step_ms for step in steps])
-    found, _ = nnls(np.stack([ops, calls], axis=1) / whole[:, None], np.ones(len(steps)))
-    return replace(models, stretch=float(found[0]), op_ms=float(found[1]))
+    solution, _ = nnls(np.stack([ops, calls], axis=1) / whole[:, None], np.ones(len(steps)))
+    return replace(models, stretch=float(solution[0]), op_ms=float(solution[1]))
 
 
 def errors_by_group(
     steps: Sequence[CapturedStep], models: OpModels
 ) -> Mapping[str, tuple[float, float]]:
-    """Group -> share of the steps that its ops take, and its error as a share of its time."""
+    """Return group -> its share of the steps, and its relative error."""
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for step in steps:
         for row, ms in zip(step.rows, step.ms, strict=True):

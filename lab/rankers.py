@@ -1,4 +1,4 @@
-"""Models that are no DLRM: their embedding modules, and what follows from outputs to the loss."""
+"""Models that are not DLRMs: their embedding modules, and the dense part up to the loss."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ with needs_torchrec():
 
     from shardopt.training.batch import Batch
 
-Found = Mapping[str, Any]
+Outputs = Mapping[str, Any]
 """Module -> its outputs: a KeyedTensor, or a JaggedTensor by key."""
 Keys = Mapping[str, Sequence[tuple[str, int]]]
 """Module -> key and width of each of its outputs, in the workload's order."""
 COLLECTION = "ec"
-"""The module of sequences."""
+"""Name of the module of sequences."""
 
 
 class Body(nn.Module):
-    """A dense part: (dense features, `Found`) -> logits ``[batch, tasks]``.
+    """Dense part: (dense features, `Outputs`) -> logits ``[batch, tasks]``.
 
     Args:
         architecture: kind and sizes.
-        keys: of the embedding modules' outputs.
+        keys: keys of the embedding modules' outputs.
     """
 
     def __init__(self, architecture: Architecture, keys: Keys) -> None:
         super().__init__()
         self.architecture, self.keys = architecture, keys
 
-    def forward(self, dense: Tensor, labels: Tensor, found: Found) -> tuple[Tensor, Tensor]:
-        """Mean binary cross-entropy over the batch and its tasks, which have the same labels, and
-        the logits."""
-        logits = self.logits(dense, found)
+    def forward(self, dense: Tensor, labels: Tensor, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        """Return the mean binary cross-entropy over the batch and its tasks, which share labels,
+        and the logits."""
+        logits = self.logits(dense, outputs)
         targets = labels.unsqueeze(-1).expand_as(logits)
         return nn.functional.binary_cross_entropy_with_logits(logits, targets), logits
 
-    def logits(self, dense: Tensor, found: Found) -> Tensor:
-        """What each kind has of its own."""
+    def logits(self, dense: Tensor, outputs: Outputs) -> Tensor:
+        """Return the logits; each kind implements its own."""
         raise NotImplementedError
 
-    def pooled(self, found: Found, *modules: str) -> list[Tensor]:
-        """``[batch, width]`` of every output of modules of bags.
+    def pooled(self, outputs: Outputs, *modules: str) -> list[Tensor]:
+        """Return ``[batch, width]`` of every output of modules of bags.
 
-        Taken by key: the order inside a KeyedTensor depends on the sharding plan.
+        Outputs are looked up by key: their order in a KeyedTensor depends on the sharding plan.
         """
-        return [found[m].to_dict()[key] for m in modules for key, _ in self.keys[m]]
+        return [outputs[m].to_dict()[key] for m in modules for key, _ in self.keys[m]]
 
     def width(self, *modules: str) -> int:
-        """Of all outputs of some modules side by side."""
+        """Return the total width of the outputs of some modules."""
         return sum(width for module in modules for _, width in self.keys[module])
 
 
@@ -83,8 +83,8 @@ class CrossBody(Body):
         self.interaction = dlrm.InteractionDCNArch(features, LowRankCrossNet(width, layers, rank))
         self.over = dlrm.OverArch(width, [*architecture.widths("top"), 1])
 
-    def logits(self, dense: Tensor, found: Found) -> Tensor:
-        sparse = torch.stack(self.pooled(found, self.module), dim=1)
+    def logits(self, dense: Tensor, outputs: Outputs) -> Tensor:
+        sparse = torch.stack(self.pooled(outputs, self.module), dim=1)
         return self.over(self.interaction(self.bottom(dense), sparse))
 
 
@@ -104,10 +104,10 @@ class FactorizationBody(Body):
         self.interaction = deepfm.FMInteractionArch((1 + len(names)) * dim, names, deep)
         self.over = deepfm.OverArch(dim + deep + 1)
 
-    def forward(self, dense: Tensor, labels: Tensor, found: Found) -> tuple[Tensor, Tensor]:
-        """Mean loss over the batch, and the probabilities that DeepFM ends with."""
-        # the interaction asks for one key after the other
-        clicks = self.over(self.interaction(self.bottom(dense), found[self.module]))
+    def forward(self, dense: Tensor, labels: Tensor, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        """Return the mean loss over the batch, and DeepFM's output probabilities."""
+        # the interaction reads the keys one by one
+        clicks = self.over(self.interaction(self.bottom(dense), outputs[self.module]))
         return nn.functional.binary_cross_entropy(clicks.squeeze(-1), labels), clicks
 
 
@@ -130,16 +130,16 @@ class HistoryBody(Body):
         width = architecture.in_features + 2 * dim + self.width(*self.bags)
         self.top = MLP(width, [*architecture.widths("top"), 1], activation_on_last=False)
 
-    def logits(self, dense: Tensor, found: Found) -> Tensor:
-        rows = found[COLLECTION]
+    def logits(self, dense: Tensor, outputs: Outputs) -> Tensor:
+        rows = outputs[COLLECTION]
         x = self.positions + sum(self._padded(rows[key], self.length) for key in self.histories)
         encoded = self.blocks(x)
         candidate = self._padded(rows[self.candidate], 1).squeeze(1)
-        others = self.pooled(found, *self.bags)
-        return self.top(torch.cat([dense, encoded[:, -1], candidate, *others], dim=1))
+        bags = self.pooled(outputs, *self.bags)
+        return self.top(torch.cat([dense, encoded[:, -1], candidate, *bags], dim=1))
 
     def _padded(self, sequences: Any, length: int) -> Tensor:
-        """``[batch, length, dim]``; zeros behind the items of a short history."""
+        """Pad to ``[batch, length, dim]``, with zeros behind the items of a short history."""
         padded: Tensor = torch.ops.fbgemm.jagged_to_padded_dense(
             sequences.values(), [sequences.offsets()], [length], 0.0
         )
@@ -147,7 +147,7 @@ class HistoryBody(Body):
 
 
 class TransformerBlock(nn.Module):
-    """Causal self-attention and a point-wise network, each normed before and added after.
+    """Causal self-attention and a point-wise network, each with pre-norm and residual.
 
     SASRec (Kang and McAuley 2018), with GELU between the two layers.
     """
@@ -163,8 +163,10 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, length, dim]`` to the same."""
         normed = self.norms[0](x)
-        seen, _ = self.attention(normed, normed, normed, attn_mask=self.future, need_weights=False)
-        x = x + seen
+        attended, _ = self.attention(
+            normed, normed, normed, attn_mask=self.future, need_weights=False
+        )
+        x = x + attended
         return x + self.narrow(nn.functional.gelu(self.wide(self.norms[1](x))))
 
 
@@ -188,12 +190,12 @@ class GatedBlock(nn.Module):
         # [batch, heads, length, dim / heads]
         value, query, key = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
         scores = nn.functional.silu(query @ key.transpose(-1, -2)) * (self.past / self.length)
-        seen = (scores @ value).transpose(1, 2).reshape(x.shape)
-        return x + self.out(self.norms[1](seen) * gate)
+        attended = (scores @ value).transpose(1, 2).reshape(x.shape)
+        return x + self.out(self.norms[1](attended) * gate)
 
 
 class ExpertsBody(Body):
-    """MMoE (Ma et al. 2018): every task weighs the outputs of all experts by a gate of its own.
+    """MMoE (Ma et al. 2018): every task weighs the outputs of all experts by its own gate.
 
     ``experts`` MLPs of widths ``expert``; ``tasks`` gates and towers of widths ``tower``.
     """
@@ -209,9 +211,9 @@ class ExpertsBody(Body):
             MLP(expert[-1], tower, activation_on_last=False) for _ in range(tasks)
         )
 
-    def logits(self, dense: Tensor, found: Found) -> Tensor:
-        """A column a task."""
-        x = torch.cat([dense, *self.pooled(found, *self.keys)], dim=1)
+    def logits(self, dense: Tensor, outputs: Outputs) -> Tensor:
+        """Return a column for each task."""
+        x = torch.cat([dense, *self.pooled(outputs, *self.keys)], dim=1)
         opinions = torch.stack([expert(x) for expert in self.experts], dim=1)
         logits = []
         for gate, tower in zip(self.gates, self.towers, strict=True):
@@ -231,13 +233,13 @@ class TowersBody(Body):
         super().__init__(architecture, keys)
         widths = [architecture.widths(name) for name in ("bottom", "first", "second")]
         first, second = keys
-        given = architecture.in_features, self.width(first), self.width(second)
-        self.towers = nn.ModuleList(MLP(*of) for of in zip(given, widths, strict=True))
+        inputs = architecture.in_features, self.width(first), self.width(second)
+        self.towers = nn.ModuleList(MLP(*shape) for shape in zip(inputs, widths, strict=True))
         top = [*architecture.widths("top"), 1]
         self.top = MLP(sum(layers[-1] for layers in widths), top, activation_on_last=False)
 
-    def logits(self, dense: Tensor, found: Found) -> Tensor:
-        pooled = (torch.cat(self.pooled(found, module), dim=1) for module in self.keys)
+    def logits(self, dense: Tensor, outputs: Outputs) -> Tensor:
+        pooled = (torch.cat(self.pooled(outputs, module), dim=1) for module in self.keys)
         towers = [tower(x) for tower, x in zip(self.towers, (dense, *pooled), strict=True)]
         return self.top(torch.cat(towers, dim=1))
 
@@ -250,12 +252,12 @@ BODIES: Mapping[str, Callable[[Architecture, Keys], Body]] = {
     "sasrec": partial(HistoryBody, block=TransformerBlock),
     "hstu": partial(HistoryBody, block=GatedBlock),
 }
-"""By `Architecture.kind`."""
+"""`Architecture.kind` -> its body."""
 
 
 def model_facts(workload: Workload, architecture: Architecture) -> dict[str, Any]:
-    """What rows say of a model that is no DLRM: its architecture and (in, out) of every `nn.Linear`
-    of it, which tell little of what it runs."""
+    """Return the facts of rows on a model that is not a DLRM: its architecture, and (in, out) of
+    every `nn.Linear`."""
     body = Ranker(workload, architecture, torch.device("meta")).body
     linears = [m for m in body.modules() if isinstance(m, nn.Linear)]
     return {
@@ -266,7 +268,7 @@ def model_facts(workload: Workload, architecture: Architecture) -> dict[str, Any
 
 @dataclass(frozen=True)
 class RankerBuilder:
-    """Makes the model of an architecture; a `shardopt.training.model.ModelBuilder`."""
+    """Builder of an architecture's model; a `shardopt.training.model.ModelBuilder`."""
 
     architecture: Architecture
 
@@ -275,10 +277,10 @@ class RankerBuilder:
 
 
 class Ranker(nn.Module):
-    """Batch -> (loss, predictions), which is what TorchRec's train pipelines expect of a model.
+    """Model from a batch to (loss, predictions), as TorchRec's train pipelines expect.
 
-    The embedding modules are attributes of the model, by the names that the workload has for them;
-    `body` is all else.
+    The embedding modules are attributes of the model under the workload's names; `body` is the
+    rest.
 
     Raises:
         InputError: the architecture and the tables do not fit together.
@@ -295,8 +297,8 @@ class Ranker(nn.Module):
             self.add_module(name, collection)
         self.names = tuple(collections)
         try:
-            # never on meta: `DistributedModelParallel` would leave what has no `reset_parameters`
-            # as the memory was, and denormals are slow
+            # never on meta: `DistributedModelParallel` would leave parameters without
+            # `reset_parameters` uninitialised, and denormals are slow
             self.body = BODIES[architecture.kind](architecture, keys).to(
                 "cpu" if device.type == "meta" else device
             )
@@ -310,8 +312,8 @@ class Ranker(nn.Module):
         return {name: getattr(self, name) for name in self.names}
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean loss over the batch, and the predictions."""
-        # every module's lookup starts before the first output is waited for
-        found = {name: module(batch.sparse[name]) for name, module in self.sparse.items()}
-        loss, predicted = self.body(batch.dense, batch.labels, found)
+        """Return the mean loss over the batch, and the predictions."""
+        # start every module's lookup before waiting for the first output
+        outputs = {name: module(batch.sparse[name]) for name, module in self.sparse.items()}
+        loss, predicted = self.body(batch.dense, batch.labels, outputs)
         return loss, predicted

@@ -1,4 +1,4 @@
-"""Errors of predictions, ranks and shares, and how far a few measurements can be trusted."""
+"""Statistics of errors, ranks and shares, with intervals for few measurements."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Key -> its items, both in the order in which they come."""
-    found: dict[K, list[T]] = {}
+    """Group items by key; keys and items stay in order."""
+    groups: dict[K, list[T]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def _array(values: ArrayLike) -> Array:
@@ -35,36 +35,36 @@ def _array(values: ArrayLike) -> Array:
 
 
 def relative_errors(measured: ArrayLike, predicted: ArrayLike) -> Array:
-    """``predicted / measured - 1`` in the shape of both."""
+    """Return ``predicted / measured - 1`` in the shape of both."""
     return _array(predicted) / _array(measured) - 1.0
 
 
 def shape_errors(measured: ArrayLike, predicted: ArrayLike) -> Array:
-    """Relative errors once one common factor, the median ratio, is divided out."""
+    """Return the relative errors after division by the median ratio."""
     ratios = np.log(_array(predicted) / _array(measured))
     return np.asarray(np.expm1(ratios - np.median(ratios)))
 
 
 def geomean(errors: ArrayLike) -> float:
-    """``exp(mean(ln |error|))``; NaN if there are no errors."""
+    """Return ``exp(mean(ln |error|))``; NaN without errors."""
     size = np.abs(_array(errors))
     return float(np.exp(np.log(np.maximum(size, EXACT_HIT)).mean())) if size.size else math.nan
 
 
 def mean_interval(values: ArrayLike) -> tuple[float, float, float]:
-    """Mean, and the 95 % interval of it by Student's t; NaN where there are too few values."""
-    found = _array(values)
-    if found.size < 2:
-        return (float(found.mean()) if found.size else math.nan), math.nan, math.nan
+    """Return the mean and its 95 % interval by Student's t; NaN for too few values."""
+    sample = _array(values)
+    if sample.size < 2:
+        return (float(sample.mean()) if sample.size else math.nan), math.nan, math.nan
     from scipy.stats import t
 
-    half = t.ppf(0.975, found.size - 1) * found.std(ddof=1) / math.sqrt(found.size)
-    mean = float(found.mean())
+    half = t.ppf(0.975, sample.size - 1) * sample.std(ddof=1) / math.sqrt(sample.size)
+    mean = float(sample.mean())
     return mean, mean - float(half), mean + float(half)
 
 
 def spearman(measured: ArrayLike, predicted: ArrayLike) -> float:
-    """Spearman's rank correlation; NaN where either is constant or has fewer than two values."""
+    """Return Spearman's rank correlation; NaN for constants and fewer than two values."""
     from scipy.stats import rankdata
 
     a, b = (rankdata(_array(times)) for times in (measured, predicted))
@@ -74,30 +74,30 @@ def spearman(measured: ArrayLike, predicted: ArrayLike) -> float:
 
 
 def faster_half(measured: ArrayLike) -> NDArray[np.intp]:
-    """Indices of the faster half by measurement, the middle one included, fastest first."""
+    """Return the indices of the faster half by measurement, with the middle, fastest first."""
     times = _array(measured)
     return np.argsort(times, kind="stable")[: (len(times) + 1) // 2]
 
 
 def regrets(measured: ArrayLike) -> Array:
-    """How much slower every plan is than the fastest: ``measured / min - 1``."""
+    """Return every plan's regret, ``measured / min - 1``."""
     times = _array(measured)
     return np.asarray(times / times.min() - 1.0)
 
 
 def picks(scores: ArrayLike) -> Array:
-    """Chance of each plan to be picked: the smallest score is; ties share it evenly."""
-    given = _array(scores)
-    low = given.min()
-    chosen = given <= low + TIE * abs(low)
+    """Return each plan's probability to be picked by the smallest score; ties share it."""
+    values = _array(scores)
+    low = values.min()
+    chosen = values <= low + TIE * abs(low)
     return np.asarray(chosen / chosen.sum())
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % interval of a share of ``n`` independent trials (Wilson 1927); (0, 1) if there are none.
+    """Return the 95 % interval of a share of ``n`` trials (Wilson 1927); (0, 1) for n = 0.
 
     Args:
-        share: of successes, in [0, 1]; a mean chance where picks are random.
+        share: share of successes, in [0, 1]; a mean probability where picks are random.
     """
     if n == 0:
         return 0.0, 1.0
@@ -110,8 +110,10 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 def within_noise(
     expected: float, measured: float, *intervals: tuple[float | None, float | None]
 ) -> bool:
-    """Whether two figures differ by no more than their intervals, in quadrature; True where one of
-    these is not known."""
+    """Return true if two figures differ by at most their intervals, in quadrature.
+
+    An unknown interval also gives true.
+    """
     halves = []
     for low, high in intervals:
         if low is None or high is None or math.isnan(high - low):
@@ -121,7 +123,7 @@ def within_noise(
 
 
 def coverage(measured: ArrayLike, low: ArrayLike, high: ArrayLike) -> float:
-    """Share of measurements inside their intervals, bounds included; NaN if there are none."""
+    """Return the share of measurements in their intervals, bounds included; NaN for none."""
     times = _array(measured)
     inside = (_array(low) <= times) & (times <= _array(high))
     return float(inside.mean()) if inside.size else math.nan

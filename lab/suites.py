@@ -1,8 +1,8 @@
-"""The suites of `validate`: what suites.yaml says of each, and what comes out when one is run.
+"""Suites of `validate`, described by suites.yaml, and their reports.
 
-A suite is rows with their source, what each row is (its part), a builder from row to prediction,
-and what was known when. What a suite shares with no other is its builder; how rows are scored,
-which part leads, and how figures are laid out is the same for all and stands here and in the data.
+A suite has rows with their source and part, a builder from row to prediction, and the history of
+its fits. Each suite has its own builder; scoring, headline and layout are common to all and are
+here and in the data.
 
 Why: docs/decisions/0005-profiles-intervals-labels.md.
 """
@@ -26,18 +26,18 @@ from shardopt.calibrate.fitting import mape
 COMMITTED = Path(__file__).resolve().parents[1] / "configs" / "bench"
 ALL = "all"
 GAVE = "gave constants"
-"""Part of the rows that gave a profile a constant."""
+"""Part of the rows behind a profile's constants."""
 
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One measurement and the prediction made without it.
+    """Measurement with the prediction made without it.
 
     Args:
-        name: what names the row, in the order in which it is shown.
+        name: identifying columns of the row, in display order.
         family: rows of one family share a line of the console table.
-        part: the part of the suite that the row counts in, e.g. ``test`` against ``fit``.
-        source: where the measurement was published.
+        part: part of the suite that the row counts in, e.g. ``test`` or ``fit``.
+        source: publication of the measurement.
         interval_ms: the prediction's 90 % interval ``(low, high)``; None where it has none.
     """
 
@@ -60,7 +60,7 @@ class Summary:
     """Errors of some rows as fractions; NaN where there are none.
 
     Args:
-        covered: share of the rows that have an interval which it holds.
+        covered: share of rows inside their interval, among those with one.
     """
 
     n: int
@@ -73,8 +73,8 @@ class Summary:
     def of(cls, rows: Iterable[ComparedRow]) -> Summary:
         listed = list(rows)
         pairs = [(r.measured_ms, *r.interval_ms) for r in listed if r.interval_ms is not None]
-        held = coverage(*zip(*pairs, strict=True)) if pairs else math.nan
-        return cls.of_errors([row.error for row in listed], held)
+        covered = coverage(*zip(*pairs, strict=True)) if pairs else math.nan
+        return cls.of_errors([row.error for row in listed], covered)
 
     @classmethod
     def of_errors(cls, errors: Sequence[float], covered: float = math.nan) -> Summary:
@@ -88,10 +88,10 @@ class Summary:
 
 
 def noise_of(measured: Iterable[tuple[Hashable, float]]) -> Summary:
-    """How far repeats of one measurement lie from the median of the others.
+    """Summarise the errors of repeats of one measurement against the median of the others.
 
     Args:
-        measured: what was measured, and its time.
+        measured: key of the measurement, and its time.
     """
     errors = []
     for repeats in grouped(measured, lambda pair: pair[0]).values():
@@ -108,7 +108,7 @@ Cell = str | int | float | Interval | None
 
 @dataclass(frozen=True)
 class Scores:
-    """A table of figures that the rows give.
+    """Table of figures from the rows.
 
     Args:
         name: key of the table in JSON and its title.
@@ -116,7 +116,7 @@ class Scores:
             ``share`` (a fraction, shown in %), ``signed`` (the same with its sign) or
             ``interval`` (three fractions).
         rows: a cell a column; None or NaN where there is no figure.
-        about: what the figures are, one line.
+        about: description of the figures, one line.
     """
 
     name: str
@@ -127,17 +127,17 @@ class Scores:
 
 @dataclass(frozen=True)
 class Report:
-    """What one suite found.
+    """Results of one suite.
 
     Args:
         rows: every comparison, hard ones included.
-        headline: name of the part that ``mape`` and ``geomean`` are of.
+        headline: name of the part behind ``mape`` and ``geomean``.
         held_out: further parts that nothing was fitted on; JSON lists them with the headline.
-        skipped: one line of text for each row that was left out, and why.
-        notes: what a reader of the figures must know.
-        parts: further parts of the same rows: name -> those that belong to it.
-        scores: further figures; where there are any, pages show them in place of the rows.
-        noise: name -> how far repeats of one measurement lie apart: what no prediction can beat.
+        skipped: one message with the reason for each row left out.
+        notes: caveats of the figures.
+        parts: further parts of the same rows: name -> their rows.
+        scores: further figures; pages show them in place of the rows.
+        noise: name -> errors between repeats of one measurement, which no prediction can beat.
     """
 
     suite: str
@@ -152,12 +152,12 @@ class Report:
 
     @property
     def counted(self) -> list[ComparedRow]:
-        """The rows behind the headline."""
+        """Rows behind the headline."""
         return [row for row in self.rows if row.part == self.headline]
 
     @property
     def listed(self) -> list[ComparedRow]:
-        """The rows that nothing was fitted on."""
+        """Rows that nothing was fitted on."""
         return [row for row in self.rows if row.part == self.headline or row.part in self.held_out]
 
     @property
@@ -165,14 +165,14 @@ class Report:
         return Summary.of(self.counted)
 
     def by_part(self) -> dict[str, Summary]:
-        """Part -> summary, in the order of the rows, further parts last."""
+        """Return part -> summary, in the order of the rows, further parts last."""
         parts = {**grouped(self.rows, lambda row: row.part), **self.parts}
         return {name: Summary.of(rows) for name, rows in parts.items()}
 
     def by_family(self) -> dict[tuple[str, str], Summary]:
-        """(part, family) -> summary, in the order of the rows."""
-        found = grouped(self.rows, lambda row: (row.part, row.family))
-        return {key: Summary.of(rows) for key, rows in found.items()}
+        """Return (part, family) -> summary, in the order of the rows."""
+        groups = grouped(self.rows, lambda row: (row.part, row.family))
+        return {key: Summary.of(rows) for key, rows in groups.items()}
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Suite:
         """Predict and compare.
 
         Args:
-            data: folder with the measurements; the committed ones if None.
+            data: folder with the measurements; None for the committed ones.
 
         Raises:
             InputError: there are no such files, or they cannot be used.
@@ -222,7 +222,7 @@ class Suite:
         return report
 
     def _check(self, folder: Path) -> None:
-        """Refuse a folder without the public files: every one, or all of them."""
+        """Refuse a folder that lacks all public files, or any if the suite needs every one."""
         if self.tables and not folder.is_dir():
             raise InputError(
                 f"{folder}: no such directory; docs/data.md lists the public files that the suites "
@@ -237,19 +237,19 @@ class Suite:
             )
 
     def part_of(self, named: Mapping[str, object], usual: str) -> str:
-        """`GAVE`, or the usual part of a row, by its cells or by what names it."""
-        return GAVE if any(of.items() <= named.items() for of in self.gave) else usual
+        """Return `GAVE` or the usual part of a row, by its cells or its name."""
+        return GAVE if any(cells.items() <= named.items() for cells in self.gave) else usual
 
     def table(self, name: str, rows: Iterable[Sequence[Cell]], **about: object) -> Scores:
-        """One of the suite's further tables.
+        """Return one of the suite's further tables.
 
         Args:
-            about: values that its explanation has places for.
+            about: values for the placeholders of its description.
         """
-        of = self.scores[name]
-        title, text = (of.get(key, "").format(**about) for key in ("title", "about"))
+        entry = self.scores[name]
+        title, text = (entry.get(key, "").format(**about) for key in ("title", "about"))
         cells = tuple(map(tuple, rows))
-        return Scores(title or name, tuple(of["columns"].items()), cells, text)
+        return Scores(title or name, tuple(entry["columns"].items()), cells, text)
 
     def report(
         self,
@@ -261,14 +261,14 @@ class Suite:
         scores: Iterable[Scores] = (),
         noise: Mapping[str, Summary] | None = None,
         notes: Iterable[str] = (),
-        **said: object,
+        **values: object,
     ) -> Report:
-        """What the suite found; further tables without rows are left out.
+        """Return the suite's report; further tables without rows are left out.
 
         Args:
-            headline: a part that leads in place of the usual one, whose file is not there.
-            notes: more of them than the suite has.
-            said: values that the suite's notes have places for.
+            headline: headline in place of the usual one, whose file is missing.
+            notes: notes beside those of the suite.
+            values: values for the placeholders of the suite's notes.
         """
         leads = headline or self.headline
         return Report(
@@ -276,7 +276,7 @@ class Suite:
             tuple(rows),
             leads,
             tuple(skipped),
-            (*(note.format(**said) for note in self.notes), *notes),
+            (*(note.format(**values) for note in self.notes), *notes),
             {} if parts is None else parts,
             tuple(part for part in self.held_out if part != leads),
             tuple(table for table in scores if table.rows),
@@ -293,12 +293,12 @@ SUITES: Mapping[str, Suite] = {
     entry["name"]: _suite(entry)
     for entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 }
-COLUMNS = {name: of for suite in SUITES.values() for name, of in suite.tables.items()}
-"""Public table -> the columns that are read."""
+COLUMNS = {name: columns for suite in SUITES.values() for name, columns in suite.tables.items()}
+"""Public table -> columns that are read."""
 
 
 def find_suites(name: str) -> list[Suite]:
-    """The suite of a name, or every suite for ``all``.
+    """Return the suite of a name, or every suite for ``all``.
 
     Raises:
         InputError: there is no such suite.
@@ -312,7 +312,7 @@ def find_suites(name: str) -> list[Suite]:
 
 
 def run_suites(name: str, data: Path | None) -> list[Report]:
-    """What each suite of a name finds; under ``all``, ``data`` holds the public files alone."""
+    """Run the suites of a name; under ``all``, ``data`` has only the public files."""
     return [
         suite.run(None if name == ALL and suite.committed else data) for suite in find_suites(name)
     ]

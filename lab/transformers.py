@@ -1,4 +1,4 @@
-"""Training steps of transformers on CPU ranks: shapes, the ops of a step, the sums of gradients."""
+"""Training steps of transformers on CPU ranks: shapes, ops of a step, gradient all-reduces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LETTERS = "ldhfvsb"
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """A model of one of the families and the batch of one rank.
+    """Model of one of the families, and the batch of one rank.
 
     Args:
         family: bert, gpt2 or xlnet.
@@ -36,7 +36,7 @@ class TransformerShape:
 
     @property
     def name(self) -> str:
-        """Such as ``bert-l4-d256-h4-f1024-v2000-s128-b8``."""
+        """Name such as ``bert-l4-d256-h4-f1024-v2000-s128-b8``."""
         sizes = list(asdict(self).values())[1:]
         parts = (f"{letter}{size}" for letter, size in zip(_LETTERS, sizes, strict=True))
         return "-".join([self.family, *parts])
@@ -47,7 +47,7 @@ class TransformerShape:
 
     @property
     def flop(self) -> float:
-        """Of one step: three times the forward's matrix products (Kaplan et al. 2020, eq. 2.1).
+        """FLOP of a step: three times the forward's products (Kaplan et al. 2020, eq. 2.1).
 
         A layer multiplies by ``4 d^2 + 2 d f`` weights a token and attends to the sequence twice;
         XLNet also projects and attends to ``2 s`` relative positions.
@@ -62,10 +62,10 @@ class TransformerShape:
 
 
 def parse_shape(name: str) -> TransformerShape:
-    """The shape that a name stands for.
+    """Parse the name of a shape.
 
     Raises:
-        ValueError: it is not such a name.
+        ValueError: the name is not of this form.
     """
     family, *parts = name.split("-")
     if family not in FAMILIES or [part[:1] for part in parts] != list(_LETTERS):
@@ -81,7 +81,7 @@ LEAST_SHARE = 1e-3
 
 @dataclass(frozen=True)
 class GradientSync:
-    """Time to sum a bucket of gradients over the ranks, in ms: ``bucket + gradients g + bytes b``.
+    """Time to all-reduce a bucket of gradients in ms: ``bucket + gradients g + bytes b``.
 
     DistributedDataParallel copies each gradient into its bucket and back, and gloo moves and adds
     bytes.
@@ -100,7 +100,7 @@ class Bucket:
     """Gradients that DistributedDataParallel sums in one all-reduce.
 
     Args:
-        bytes: that a rank sends.
+        bytes: bytes that a rank sends.
     """
 
     gradients: int
@@ -109,35 +109,44 @@ class Bucket:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A training step under data parallelism, which all ranks run.
+    """Training step of every rank under data parallelism.
 
     Args:
-        rows: of its ops, forward, backward and optimizer.
-        buckets: summed in its backward.
+        rows: ops of forward, backward and optimizer.
+        buckets: gradient buckets of its backward.
     """
 
     rows: tuple[OpRow, ...]
     buckets: tuple[Bucket, ...] = ()
 
     def ms(self, models: OpModels, sync: GradientSync | None) -> float:
-        """Time of the step: one core runs the ops and sums the buckets, one after the other."""
-        sums_ms = sum(sync.ms(of.gradients, of.bytes) for of in self.buckets) if sync else 0.0
+        """Return the ms of the step; one core runs the ops and sums the buckets in sequence."""
+        sums_ms = (
+            sum(sync.ms(bucket.gradients, bucket.bytes) for bucket in self.buckets) if sync else 0.0
+        )
         return models.rows_ms(self.rows) + sums_ms
 
 
 def fit_sync(buckets: Sequence[Sequence[Bucket]], extra_ms: Sequence[float]) -> GradientSync:
-    """What summing gradients takes, from steps with and without.
+    """Fit the time of gradient all-reduces, from steps with and without them.
 
     Args:
-        buckets: the all-reduces of each step.
-        extra_ms: of each step, what it takes longer with it.
+        buckets: all-reduces of each step.
+        extra_ms: additional time of each step with all-reduces.
     """
     from scipy.optimize import nnls
 
-    sizes = [(len(of), sum(b.gradients for b in of), sum(b.bytes for b in of)) for of in buckets]
+    sizes = [
+        (
+            len(step_buckets),
+            sum(b.gradients for b in step_buckets),
+            sum(b.bytes for b in step_buckets),
+        )
+        for step_buckets in buckets
+    ]
     rows, extra = np.array(sizes, dtype=np.float64), np.array(extra_ms)
     scale = rows.max(axis=0)
-    # large steps have large noise: in between relative and absolute errors
+    # large steps have large noise, so errors count between relative and absolute ones
     weights = 1 / np.sqrt(np.maximum(extra, extra.max() * LEAST_SHARE))
-    found, _ = nnls(rows / scale * weights[:, None], extra * weights)
-    return GradientSync(*(found / scale))
+    solution, _ = nnls(rows / scale * weights[:, None], extra * weights)
+    return GradientSync(*(solution / scale))

@@ -1,5 +1,5 @@
-"""What is called from Python: `plan`, `predict` and `explain`, from a model file or a module to an
-answer that a notebook shows. The same work as the commands of these names, by the same names.
+"""Calls from Python: `plan`, `predict` and `explain`, from a model file or a module to an answer
+that a notebook shows. The same work as the commands of these names, by the same names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, repr=False)
 class Answered:
-    """What a call gives, and what it can be turned into.
+    """Answer of a call, which converts to rows, JSON and a page.
 
     Args:
         setting: the model on the machine.
@@ -61,7 +61,7 @@ class Answered:
         return float(self.rows[0]["iteration_ms"])
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``--json`` of the command prints."""
+        """Return what ``--json`` of the command prints."""
         return self.data
 
     def to_frame(self) -> pd.DataFrame:
@@ -166,32 +166,32 @@ def plan(
             **{**_as_paths(options), "model": path, "gpus": gpus},
             stats=",".join(map(str, windows)) or None,
         )
-        kept = ResultCache.of_user() if cache else None
-        found = answer.plan(request, cache=kept)
+        result_cache = ResultCache.of_user() if cache else None
+        planned = answer.plan(request, cache=result_cache)
     if not isinstance(model, str | PathLike):
-        # the file that was written of the module is gone, so nobody can plan from it again
-        made = found.head[MADE]
-        settings = {name: value for name, value in made["settings"].items() if name != "model"}
-        found = replace(found, head={**found.head, MADE: {**made, "settings": settings}})
-    result, setting = found.result, found.setting
-    pairs = zip(result.plans, found.predictions, strict=True)
+        # the file written of the module is gone, so no plan can be made from it again
+        made_by = planned.head[MADE]
+        settings = {name: value for name, value in made_by["settings"].items() if name != "model"}
+        planned = replace(planned, head={**planned.head, MADE: {**made_by, "settings": settings}})
+    result, setting = planned.result, planned.setting
+    pairs = zip(result.plans, planned.predictions, strict=True)
     rows = [_row("found_by", ranked.found_by, prediction) for ranked, prediction in pairs]
-    others = [{"found_by": name, "iteration_ms": ms} for name, ms in result.baselines.items()]
+    baselines = [{"found_by": name, "iteration_ms": ms} for name, ms in result.baselines.items()]
     # with a plan in use the bound is of the plans near it alone
     bound = None if result.in_use is not None else result.lower_bound_ms or None
     best = PredictedPlan(
         "the best plan",
         result.best.plan,
-        found.best,
+        planned.best,
         bound_ms=bound,
-        constraint_costs=found.constraint_costs,
+        constraint_costs=planned.constraint_costs,
     )
     return Planned(
         setting,
-        [{**dict.fromkeys(rows[0]), **row} for row in (*rows, *others)],
-        plan_object(found),
+        [{**dict.fromkeys(rows[0]), **row} for row in (*rows, *baselines)],
+        plan_object(planned),
         lambda: explain_plan(setting.problem(), [best], setting.case()),
-        found,
+        planned,
     )
 
 
@@ -220,22 +220,22 @@ def predict(
     """
     _known(options, Machine)
     several: Sequence[Any] = plans if isinstance(plans, list | tuple) else [plans]
-    given = [_given_plan(one) for one in several]
+    inputs = [_given_plan(item) for item in several]
     with TemporaryDirectory() as folder:
         files = [] if stats is None else [stats]
         path = _model_file(model, Path(folder), files, options.get("batch_size"), capture)
         machine = Machine(**{**_as_paths(options), "gpus": gpus})
-        setting, found = given_plans.predict_plans(
+        setting, predicted = given_plans.predict_plans(
             path,
-            given,
+            inputs,
             machine,
             stats=[Path(file) for file in files] if isinstance(model, str | PathLike) else [],
         )
     return Answered(
         setting,
-        [_row("plan", one.name, one.prediction) for one in found],
-        dict(predict_view(setting, found).data),
-        lambda: explain_plan(setting.problem(), found, setting.case()),
+        [_row("plan", item.name, item.prediction) for item in predicted],
+        dict(predict_view(setting, predicted).data),
+        lambda: explain_plan(setting.problem(), predicted, setting.case()),
     )
 
 
@@ -251,12 +251,12 @@ def explain(
     ``change``, ``iteration_ms``. Arguments and errors are those of `predict`.
     """
     predicted = predict(model, plans, gpus, **options)
-    found, setting = predicted.explained(), predicted.setting
-    changes = [("", found.given.prediction.iteration_ms)]
-    changes += [(one.words, one.iteration_ms) for one in found.changes.found]
-    changes += [(one.change, one.iteration_ms) for one in found.what_if]
+    result, setting = predicted.explained(), predicted.setting
+    changes = [("", result.subject.prediction.iteration_ms)]
+    changes += [(change.words, change.iteration_ms) for change in result.changes.helpful]
+    changes += [(change.change, change.iteration_ms) for change in result.what_if]
     rows = [{"change": words, "iteration_ms": ms} for words, ms in changes]
-    return Answered(setting, rows, explain_object(found, setting.facts()), lambda: found)
+    return Answered(setting, rows, explain_object(result, setting.facts()), lambda: result)
 
 
 def _given_plan(plan: Any) -> ShardingPlan | Path:

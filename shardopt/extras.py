@@ -44,7 +44,7 @@ def require_packages(*names: str) -> None:
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingPackageError | None:
-    """What to install where an optional package is missing; None if it is another module."""
+    """Say what to install where an optional package is missing; None if it is another module."""
     package = (error.name or "").partition(".")[0]
     if package in TORCHREC:
         return _torchrec_missing(error)

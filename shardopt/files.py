@@ -19,12 +19,12 @@ TEMPORARY = ".shardopt-tmp"
 """Ending of the files that become the one that is written."""
 
 
-def read_bytes(path: str | Path, what: str) -> bytes:
+def read_bytes(path: str | Path, kind: str) -> bytes:
     """Content of a file.
 
     Args:
         path: as the user gave it.
-        what: what the file is, for the message, such as ``model file``.
+        kind: what the file is, for the message, such as ``model file``.
 
     Raises:
         InputError: the file is missing, a directory, not readable, or longer than any such file.
@@ -32,30 +32,30 @@ def read_bytes(path: str | Path, what: str) -> bytes:
     try:
         return read_whole(path)
     except (OSError, ValueError) as error:
-        raise InputError(read_problem(path, what, error)) from None
+        raise InputError(read_problem(path, kind, error)) from None
 
 
-def refuse_streams(path: Path, what: str) -> None:
+def refuse_streams(path: Path, kind: str) -> None:
     """Refuse a file that another one names and that is none: a FIFO would be waited for.
 
     Raises:
         InputError: it is a FIFO or a device.
     """
     if is_stream(path):
-        raise InputError(f"{path}: is a FIFO or a device; give a regular {what}")
+        raise InputError(f"{path}: is a FIFO or a device; give a regular {kind}")
 
 
-def read_problem(path: str | Path, what: str, error: Exception) -> str:
-    """What to say of a file that cannot be read.
+def read_problem(path: str | Path, kind: str, error: Exception) -> str:
+    """Say why a file cannot be read.
 
     Args:
-        what: what the file is, such as ``model file``.
+        kind: what the file is, such as ``model file``.
     """
     if isinstance(error, FileNotFoundError):
-        return f"{path}: no such {what}{_neighbour(Path(path))}"
+        return f"{path}: no such {kind}{_neighbour(Path(path))}"
     if isinstance(error, IsADirectoryError):
-        return f"{path}: is a directory; give the {what} itself"
-    return f"{path}: cannot read this {what}: {_reason(error)}"
+        return f"{path}: is a directory; give the {kind} itself"
+    return f"{path}: cannot read this {kind}: {_reason(error)}"
 
 
 def decode(content: bytes, path: str | Path) -> str:
@@ -75,12 +75,12 @@ def decode(content: bytes, path: str | Path) -> str:
 
 
 def read_numbers(
-    path: str | Path, what: str, form: str, least: float, most: float
+    path: str | Path, kind: str, form: str, least: float, most: float
 ) -> dict[str, Any]:
     """Name -> number, of a YAML file of such lines.
 
     Args:
-        what: what the file is, such as ``file of prices``.
+        kind: what the file is, such as ``file of prices``.
         form: of a line, such as ``hardware: price``.
         least, most: what a number may be; whole ones where these are.
 
@@ -90,7 +90,7 @@ def read_numbers(
     from predictor.document import Problems, parse_yaml, shown
 
     problems = Problems(str(path))
-    raw = parse_yaml(decode(read_bytes(path, what), path), problems)
+    raw = parse_yaml(decode(read_bytes(path, kind), path), problems)
     problems.raise_if_any()
     if not isinstance(raw, dict) or not raw:
         raise InputError(f"{path}: must have a line '{form}' for each")
@@ -193,9 +193,9 @@ def _make_temporary(target: Path) -> tuple[int, str]:
     """A new file beside the target and its handle, which holds a lock: the system lifts it when the
     process ends, however it ends."""
     start = f".{target.name[:100]}."
-    for left in target.parent.glob(f"{glob.escape(start)}*{TEMPORARY}"):
+    for leftover in target.parent.glob(f"{glob.escape(start)}*{TEMPORARY}"):
         with suppress(OSError):
-            _remove_left(left)
+            _remove_left(leftover)
     while True:
         handle, name = tempfile.mkstemp(TEMPORARY, start, target.parent)
         with suppress(OSError):  # not every file system has locks; then nothing is removed
@@ -215,7 +215,7 @@ def _remove_left(path: Path) -> None:
 
 
 def is_stream(path: str | Path) -> bool:
-    """Whether a file takes what is written to it and keeps its place: a device, a FIFO, or
+    """Tell if a file takes what is written to it and keeps its place: a device, a FIFO, or
     whatever stdout and stderr of this process go to."""
     try:
         there = os.stat(path)
@@ -241,7 +241,7 @@ def _open_stream(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _own_stream(there: os.stat_result) -> int | None:
-    """Which of stdout and stderr goes to a file."""
+    """Return the one of stdout and stderr that goes to a file."""
     for number in (1, 2):
         try:
             if os.path.samestat(there, os.fstat(number)):

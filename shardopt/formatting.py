@@ -37,13 +37,13 @@ KIND_WORDS = {
 """Provenance kind -> what the console calls it."""
 
 
-def picked(of: object, *names: str) -> dict[str, Any]:
-    """What JSON has under the names that it has in Python."""
-    return {name: getattr(of, name) for name in names}
+def picked(value: object, *names: str) -> dict[str, Any]:
+    """Return attributes by name, for JSON that has them under the same names."""
+    return {name: getattr(value, name) for name in names}
 
 
 def phase_words(phase: str) -> str:
-    """What the console calls a phase."""
+    """Return the console's words for a phase."""
     return PHASE_WORDS.get(phase, phase.replace("_", " "))
 
 
@@ -69,7 +69,7 @@ def interval(bounds: tuple[float, float]) -> str:
 
 
 def percent(fraction: float) -> str:
-    """One decimal below ten per cent; never rounded down to zero, as zero is a claim."""
+    """Format with one decimal below ten per cent; never round down to zero, as zero is a claim."""
     value = 100 * fraction
     if 0 < value < 0.05:
         return "< 0.1 %"
@@ -107,25 +107,25 @@ def gib_number(size: float) -> str:
 
 
 def hbm_use(memory: Sequence[RankMemory]) -> str:
-    """What the fullest rank's process reserves at its peak over what it has, in GiB."""
+    """Return the memory that the fullest rank's process reserves at its peak, and has, in GiB."""
     used, cap = max(map(memory_use, memory), key=lambda use: use[0] / max(use[1], 1))
     return f"{gib_number(used)} / {gib_number(cap)}"
 
 
 def memory_title(memory: Sequence[RankMemory]) -> str:
-    """What a column of `hbm_use` is called."""
+    """Return the title of a column of `hbm_use`."""
     device = all(rank.peak.on_device if rank.peak else rank.hbm_cap_bytes for rank in memory)
     return "HBM GiB" if device else "memory GiB"
 
 
 def rank_word(device: str) -> str:
-    """What a rank is called: the GPU that it is, or a rank where it runs on CPUs."""
+    """Return the word for a rank: GPU, or rank where ranks run on CPUs."""
     return "rank" if device == "cpu" else "GPU"
 
 
 def memory_use(rank: RankMemory) -> tuple[int, int]:
-    """What a rank's process reserves at its peak, and what it has: device memory, or host memory
-    where there is none."""
+    """Return the bytes that a rank's process reserves at its peak, and those it has: of device
+    memory, or of host memory where there is none."""
     if rank.peak is not None:
         return rank.peak.reserved_bytes, rank.peak.capacity_bytes
     return rank.use("HBM" if rank.hbm_cap_bytes else "DDR")
@@ -173,10 +173,10 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(shown[:most]) + more
 
 
-def range_lines(found: Iterable[OutOfRange]) -> list[str]:
-    """One short line per group: ``collectives.inter of h100-sxm: messages of 12.0 GiB, ...``."""
+def range_lines(costs: Iterable[OutOfRange]) -> list[str]:
+    """Return a line per group: ``collectives.inter of h100-sxm: messages of 12.0 GiB, ...``."""
     by_group: dict[str, list[str]] = {}
-    for item in found:
+    for item in costs:
         by_group.setdefault(f"{item.group} of {item.profile}", []).append(_range_words(item))
     return [f"{group}: {'; '.join(texts)}" for group, texts in by_group.items()]
 
@@ -184,14 +184,14 @@ def range_lines(found: Iterable[OutOfRange]) -> list[str]:
 def _range_words(item: OutOfRange) -> str:
     if item.quantity == "ranks":
         return f"{item.asked:g} ranks (fitted for {item.low:g} to {item.high:g})"
-    what, shown = _QUANTITIES.get(item.quantity, (f"{item.quantity} of", _count))
-    return f"{what} {shown(item.asked)} (fitted up to {shown(item.high)})"
+    phrase, shown = _QUANTITIES.get(item.quantity, (f"{item.quantity} of", _count))
+    return f"{phrase} {shown(item.asked)} (fitted up to {shown(item.high)})"
 
 
 def covered(quantity: str, low: float, high: float) -> str:
-    """What the rows behind a group cover: ``m 3 to 65,536``, ``messages of 8 B to 16.0 GiB``."""
-    what, shown = _QUANTITIES.get(quantity, (quantity, _count))
-    return f"{what} {shown(low)} to {shown(high)}"
+    """Say what a group's rows cover: ``m 3 to 65,536``, ``messages of 8 B to 16.0 GiB``."""
+    phrase, shown = _QUANTITIES.get(quantity, (quantity, _count))
+    return f"{phrase} {shown(low)} to {shown(high)}"
 
 
 def _count(value: float) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from predictor.files import remember_input
 
 BROKEN = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError)
-"""What reading a damaged file raises, beside OSError."""
+"""Errors of reading a damaged file, beside OSError."""
 # NumPy evaluates the head as a Python literal and looks its parts up unchecked
 _BAD_HEAD = (
     SyntaxError,
@@ -33,7 +33,7 @@ _BAD_HEAD = (
 
 @dataclass(frozen=True)
 class Head:
-    """What an array is, as its file says."""
+    """Header of an array in its file."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -46,7 +46,7 @@ class Head:
 
     @property
     def order(self) -> Literal["C", "F"]:
-        """As NumPy names it."""
+        """Order of the axes as NumPy names it."""
         return "F" if self.fortran else "C"
 
 
@@ -68,7 +68,7 @@ def read_head(stream: IO[bytes]) -> Head:
 
 
 def load_arrays(path: Path, most_bytes: int) -> dict[str, NDArray]:
-    """All arrays of an .npz file.
+    """Load all arrays of an .npz file.
 
     Raises:
         OSError: it cannot be read.

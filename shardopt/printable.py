@@ -12,4 +12,4 @@ _CONTROLS = re.compile(
 
 def printable(text: str) -> str:
     """The text with an escape such as ``\\x1b`` for every character that would steer a terminal."""
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)

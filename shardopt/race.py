@@ -25,13 +25,14 @@ from shardopt.formatting import ms, points
 
 CONFIDENCE = 0.95
 MINUTES, PLANS = 3.0, 4
-"""That a measurement may take, and plans that it measures, unless asked for otherwise."""
+"""Default limit in minutes of a measurement, and the number of plans that it measures."""
 TORCHREC = "torchrec"
 """Name of the plan of TorchRec's planner."""
 THEIRS = "TorchRec's planner"
-"""Who found it."""
+"""Finder of TorchRec's plan."""
 FINAL_SHARE, FINAL_SESSIONS = 0.25, 2
-"""Of the time, for the rounds of the chosen plan and TorchRec's alone; each is built first once."""
+"""Share of the time for the chosen plan and TorchRec's alone, and its sessions; each plan is built
+first once."""
 SHORTEST_S = 15.0
 """A session is not worth its start below this time."""
 
@@ -54,7 +55,7 @@ class Ratio:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves out 1."""
+        """Tell if the interval leaves out 1."""
         return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
 
 
@@ -92,16 +93,16 @@ class Entrant:
     """A plan that is to be measured, and who found it.
 
     Args:
-        what: the plan does; two that do the same run once. The plan itself if None.
+        content: the plan compared with others: two alike run once. ``plan`` itself if None.
     """
 
     plan: Any
     found_by: str
-    what: Any = None
+    content: Any = None
 
     def same_as(self, other: Entrant) -> bool:
-        """Whether both do the same."""
-        ours, theirs = (e.plan if e.what is None else e.what for e in (self, other))
+        """Tell if both do the same."""
+        ours, theirs = (e.plan if e.content is None else e.content for e in (self, other))
         return bool(ours == theirs)
 
 
@@ -114,7 +115,7 @@ class Confirmed:
             too briefly.
         dropped_after: rounds after which it was out; None if it stayed.
         why: it was out, where it could not run.
-        predicted_ms, predicted_interval_ms: before it was measured; None where nobody predicted it.
+        predicted_ms, predicted_interval_ms: by the profile; None where it was not predicted.
     """
 
     name: str
@@ -138,7 +139,7 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What was measured.
+    """Measured plans.
 
     Args:
         best: the fastest measured plan; never one that was slower than TorchRec's.
@@ -156,18 +157,18 @@ class Confirmation:
 
     @property
     def verdict(self) -> str:
-        """What the measurement says to do, in a sentence."""
-        best, took = self.best, ms(self.best.median_ms or 0.0)
+        """Recommendation of the measurement, in a sentence."""
+        best, time = self.best, ms(self.best.median_ms or 0.0)
         if best.name == TORCHREC or THEIRS in best.found_by:
-            return f"Keep TorchRec's plan: at {took} measured it is the fastest."
+            return f"Keep TorchRec's plan: at {time} measured it is the fastest."
         if self.gain is None:
             return (
-                f"Use {best.name}: at {took} it is the fastest measured; TorchRec's was not timed."
+                f"Use {best.name}: at {time} it is the fastest measured; TorchRec's was not timed."
             )
         value, low, high = self.gain
         if low is None or high is None:
             return (
-                f"{best.name[0].upper()}{best.name[1:]} was the fastest, {took}, by "
+                f"{best.name[0].upper()}{best.name[1:]} was the fastest, {time}, by "
                 f"{points(value)} %; too few rounds to be sure."
             )
         words = f"{points(value)} % ({points(low)} to {points(high)})"
@@ -183,8 +184,12 @@ class Confirmation:
         keys = ("found_by", "median_ms", "interval_ms", "dropped_after", "predicted_ms")
         return {
             "confirmed": [
-                {"plan": one.name, **{key: getattr(one, key) for key in keys}, "factor": one.factor}
-                for one in self.plans
+                {
+                    "plan": plan.name,
+                    **{key: getattr(plan, key) for key in keys},
+                    "factor": plan.factor,
+                }
+                for plan in self.plans
             ],
             "measured_gain": gain,
         }
@@ -252,11 +257,11 @@ class Race:
             The name under which each runs.
         """
         names = {}
-        for name, one in entrants.items():
-            same = next((n for n, e in self.entrants.items() if e.same_as(one)), None)
+        for name, new in entrants.items():
+            same = next((n for n, e in self.entrants.items() if e.same_as(new)), None)
             names[name] = same or name
-            by = one.found_by if same is None else f"{self.entrants[same].found_by}, {one.found_by}"
-            self.entrants[names[name]] = Entrant(one.plan, by, one.what)
+            by = new.found_by if same is None else f"{self.entrants[same].found_by}, {new.found_by}"
+            self.entrants[names[name]] = Entrant(new.plan, by, new.content)
             self.times.setdefault(names[name], {})
         self.theirs = names.get(TORCHREC, self.theirs)
         return names
@@ -292,7 +297,7 @@ class Race:
         return statistics.median(self.times[reference].values()) * ratio.value
 
     def interval_ms(self, name: str) -> tuple[float, float] | None:
-        """Of `median_ms`; that of the reference is of its own rounds."""
+        """Return the interval of `median_ms`; the reference's is of its own rounds."""
         reference = self.reference
         if reference in (None, name):
             return median_interval(sorted(self.times[name].values()))
@@ -305,8 +310,8 @@ class Race:
     def ratio(
         self, name: str, to: str, confidence: float = CONFIDENCE, since: int = 0
     ) -> Ratio | None:
-        """One plan's time over another's, over the rounds that both ran, from a session on; None
-        without any."""
+        """Return one plan's time over another's in the rounds that both ran, from a session on;
+        None without any."""
         ours, theirs = self.times[name], self.times[to]
         both = [key for key in ours if key in theirs and key[0] >= since]
         if not both:
@@ -333,15 +338,15 @@ class Race:
         """
         leader = self.leader
         confidence = 1 - (1 - CONFIDENCE) / max(1, (len(self.times) - 1) * looks)
-        found = []
+        slower_plans = []
         for name in self.left:
             ratio = None if leader in (None, name) else self.ratio(name, leader, confidence)
             if ratio is not None and ratio.interval is not None and ratio.interval[0] > 1:
-                found.append(name)
-        return found
+                slower_plans.append(name)
+        return slower_plans
 
     def confirmation(self) -> Confirmation:
-        """What was measured so far.
+        """Return the measurements so far.
 
         Raises:
             InputError: nothing.
@@ -352,14 +357,14 @@ class Race:
         plans = {
             name: Confirmed(
                 name,
-                one.plan,
-                one.found_by,
+                entrant.plan,
+                entrant.found_by,
                 self.median_ms(name),
                 self.interval_ms(name),
                 self.dropped.get(name),
                 self.why.get(name),
             )
-            for name, one in self.entrants.items()
+            for name, entrant in self.entrants.items()
         }
         interrupted = ("interrupted: the best plan measured so far",) if self.interrupted else ()
         return Confirmation(
@@ -396,7 +401,7 @@ class Race:
 
 
 def deadlines(now: float, minutes: float) -> tuple[float, float]:
-    """When to choose a plan, so that `FINAL_SHARE` of the minutes is left, and when to end."""
+    """Return the times to choose a plan, with `FINAL_SHARE` of the minutes left, and to end."""
     return now + 60 * (1 - FINAL_SHARE) * minutes, now + 60 * minutes
 
 
@@ -464,8 +469,8 @@ def run_final(
         return
     # few rounds make the luckiest plan look the fastest
     ms = {name: race.median_ms(name) or math.inf for name in race.left}
-    known = [n for n in ms if ms[n] < ms[theirs] and race.interval_ms(n) is not None]
-    best = min(known, key=ms.__getitem__, default=leader)
+    faster = [n for n in ms if ms[n] < ms[theirs] and race.interval_ms(n) is not None]
+    best = min(faster, key=ms.__getitem__, default=leader)
     race.chosen, race.final = best, race.sessions + 1
     try:
         for i in range(FINAL_SESSIONS):

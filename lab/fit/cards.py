@@ -19,27 +19,27 @@ SHEET = "NVIDIA datasheet"
 
 @dataclass(frozen=True)
 class Card:
-    """What a datasheet says, and whose measured groups stand in.
+    """Figures of a datasheet, and the profiles whose measured groups replace unmeasured ones.
 
     Args:
-        like: profile whose fitted shapes (tiles, floors, embedding law) are taken over.
+        like: profile whose fitted shapes (tiles, floors, embedding law) are used.
         peak_gb_s: memory bandwidth.
         tflops: dense peaks by data type.
         pcie: generation of the slot.
-        link: profile whose NVLink curves hold, None for cards that talk over PCIe; its own name
-            where its file holds curves of its own (`lab.fit.links`).
-        switched: whether a switch joins the cards, which then adds up all-reduces where it can.
+        link: profile whose NVLink curves hold; None for cards joined by PCIe; its own name where
+            its file holds its own curves (`lab.fit.links`).
+        switched: a switch joins the cards; it adds up all-reduces where it can.
         nics: profile whose curves between hosts hold, if not ``like``; its own name as above.
-        message_us: of a host's thread for a message over a NIC, where that decides.
+        message_us: time of a host's thread for a message over a NIC, where that decides.
         link_factor: bandwidth of that NVLink over the card's own.
-        l2_gb_s: where it was measured on the same chip.
-        gemm: constants fitted for this very device, with their source.
+        l2_gb_s: L2 bandwidth, where it was measured on the same chip.
+        gemm: constants fitted for this device, with their source.
         tensor_floor_us: shortest product on tensor cores, where it was measured.
-        gemm_error, gemm_note: assumed relative error, and what rows that were not fitted show.
+        gemm_error, gemm_note: assumed relative error, and the evidence of rows not fitted.
         nic_gbit_s: as such hosts are sold.
         gddr: graphics memory instead of HBM.
         host: profile of a GPU whose hosts are of the same years; None: ``like``.
-        sheet: document that the figures come from.
+        sheet: source document of the figures.
         kind: provenance of the groups; ``not validated`` where no vendor's document has figures.
     """
 
@@ -87,5 +87,5 @@ class TensorSheet:
 
 _LISTED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 TENSOR_SHEETS = {name: TensorSheet(**sheet) for name, sheet in _LISTED["tensor_sheets"].items()}
-"""Profile that others take their kernels from -> its datasheet."""
+"""Profile whose kernels other profiles use -> its datasheet."""
 CARDS = tuple(Card(**card) for card in _LISTED["cards"])

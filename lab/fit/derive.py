@@ -1,9 +1,9 @@
-"""Profiles of cards that no public table measures, derived from those that were.
+"""Profiles of cards that no public table measures, derived from measured profiles.
 
-A card's datasheet goes in, a profile comes out, by the rules that each group's ``source`` states.
+A card's datasheet becomes a profile by the rules that each group's ``source`` states.
 ``python -m lab fit derive DIR`` writes the files that differ; a test holds the shipped ones to it.
-Ranges and errors are computed from public rows by `lab.fit.known_errors`; what a shipped
-file states of them is kept.
+`lab.fit.known_errors` computes ranges and errors from public rows; those that a shipped file states
+are kept.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from predictor.hardware.loader import list_hardware, load_hardware, parse_hardwa
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
 
 HBM_SHARE = 0.8946
-"""Of its datasheet bandwidth that A100-40GB streams (owensgroup/ml_perf_model)."""
+"""Share of its datasheet bandwidth that A100-40GB streams (owensgroup/ml_perf_model)."""
 GEMM_SHARE = 0.826
-"""Of its datasheet peak that A100's fp32 fit reaches."""
+"""Share of its datasheet peak that A100's fp32 fit reaches."""
 FP32_SHARE = {"h100-sxm": 0.767, "h200-sxm": 0.767, "b200": 0.767}
-"""The same without tensor cores on these and on cards like them; H100's, of `lab fit tables`."""
+"""The same without tensor cores on these and on cards like them: H100's, from `lab fit tables`."""
 L2_GB_S, L2_SMS, L2_GHZ = 2270.9, 108, 1.095
 """L2 of A100-40GB and the core clock it was locked to (ml_perf_model)."""
 PCIE_GB_S = {3: 15.75, 4: 31.5, 5: 63.0}
 """One direction of an x16 slot."""
 BULK_SHARE = {3: 0.8, 4: 0.8, 5: 0.883}
-"""Of a slot's line rate that bulk copies reach; PCIe 3 and 4: nvbandwidth's page and A100, 12.4 and
-24.8 GB/s; PCIe 5: H100, 55.6 GB/s (NVIDIA's post on nvbandwidth)."""
+"""Share of a slot's line rate that bulk copies reach; PCIe 3 and 4: nvbandwidth's page and A100,
+12.4 and 24.8 GB/s; PCIe 5: H100, 55.6 GB/s (NVIDIA's post on nvbandwidth)."""
 GDDR_UPDATES = 0.4
-"""Of their bandwidth that updates of rows reach on cards with graphics memory: V100's share, the
-lowest that a row shows, as none shows theirs."""
+"""Share of the bandwidth of graphics memory that updates of rows reach: V100's, the lowest measured
+share, as no row measures theirs."""
 PEER_SHARE = 0.727
-"""Of a slot's line rate: bus bandwidth of an all-to-all on RTX 6000D cards over PCIe 5."""
+"""Bus bandwidth of an all-to-all over a slot's line rate, on RTX 6000D cards over PCIe 5."""
 SWITCH_CARDS = 4
 """Cards behind one PCIe switch and its x16 uplink, in hosts of eight."""
 UPLINK = SWITCH_CARDS * (8 - SWITCH_CARDS) / (8 - 1)
@@ -54,7 +54,7 @@ TENSOR_RULE = (
 
 
 def derive(card: Card) -> dict[str, Any]:
-    """The profile of a card as its file holds it."""
+    """Return the profile of a card as plain data for its file."""
     like = load_hardware(card.like)
     data = like.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"known_error"})
     data |= {
@@ -92,7 +92,7 @@ def _taken(group: dict[str, Any], card: Card, rel_error: float) -> dict[str, Any
 
 
 def _host(card: Card) -> dict[str, Any]:
-    """Costs of the host, which follow its years and not the card."""
+    """Return the costs of the host, which depend on its age, not on the card."""
     name = card.host or card.like
     group = load_hardware(name).overheads.model_dump(mode="json", exclude_none=True)
     return group | {
@@ -143,7 +143,7 @@ def _gemm(card: Card, like: dict[str, Any]) -> dict[str, Any]:
         for name, peak in card.tflops.items()
     }
     peaks |= dict(card.gemm.get("tflops", {}))
-    # without tensor cores for a type, the fp32 units do its work
+    # fp32 units compute the types that have no tensor cores
     peaks = {name: peaks.get(name, peaks["fp32"]) for name in DATA_TYPES}
     peaks_of = "datasheet peaks" if card.kind == "derived" else f"peaks ({card.sheet})"
     source = card.gemm_source or (
@@ -160,7 +160,7 @@ def _gemm(card: Card, like: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_cores(card: Card, like: dict[str, Any], peaks: Mapping[str, float]) -> dict[str, Any]:
-    """Rates, kernels and batched kernels on tensor cores, by `TENSOR_RULE`."""
+    """Return rates, kernels and batched kernels on tensor cores, by `TENSOR_RULE`."""
     measured = TENSOR_SHEETS[card.like]
     clock = card.boost_ghz / measured.boost_ghz
     rates = dict(peaks)
@@ -169,9 +169,9 @@ def _tensor_cores(card: Card, like: dict[str, Any], peaks: Mapping[str, float]) 
             # the datasheets' fp8 is twice their bf16
             sheet = card.tflops.get(name, 2 * card.tflops["bf16"])
             rates[name] = round(sheet * rate / measured.tflops[name], 3)
-    found: dict[str, Any] = {"tflops": rates}
+    groups: dict[str, Any] = {"tflops": rates}
     for kind in ("tensor_cores", "tensor_batched"):
-        found[kind] = {
+        groups[kind] = {
             name: cores
             | ({} if card.tensor_floor_us is None else {"floor_us": card.tensor_floor_us})
             | {
@@ -184,7 +184,7 @@ def _tensor_cores(card: Card, like: dict[str, Any], peaks: Mapping[str, float]) 
             }
             for name, cores in like[kind].items()
         }
-    return found
+    return groups
 
 
 def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
-    """A curve of a link with ``1 / factor`` of the bandwidth."""
+    """Return a curve of a link with ``1 / factor`` of the bandwidth."""
     if factor == 1.0:
         return curve
     return dict(curve) | {"us_per_mib": [round(cost * factor, 3) for cost in curve["us_per_mib"]]}
@@ -232,22 +232,22 @@ def _inter(card: Card, like: HardwareProfile) -> dict[str, Any]:
         return own.model_dump(mode="json", exclude_none=True)
     from_name = card.nics or card.like
     link = load_hardware(from_name).collectives.inter.at(card.nic_gbit_s)
-    found = link.model_dump(mode="json", exclude_none=True) | {"rel_error": 0.3}
+    group = link.model_dump(mode="json", exclude_none=True) | {"rel_error": 0.3}
     for op in OPS:
-        costs = [round(cost, 3) for cost in found[op]["us_per_mib"]]
-        found[op] = found[op] | {"us_per_mib": costs}
+        costs = [round(cost, 3) for cost in group[op]["us_per_mib"]]
+        group[op] = group[op] | {"us_per_mib": costs}
     if card.message_us is not None:
-        found["message_us"] = card.message_us
-    found["provenance"] = _provenance(
+        group["message_us"] = card.message_us
+    group["provenance"] = _provenance(
         card,
         f"Curves of {from_name} scaled to {card.nic_gbit_s:g} Gbit/s a GPU, as such hosts are "
         f"sold.{card.nic_note}",
     )
-    return found
+    return group
 
 
 def text_of(card: Card) -> str:
-    """The file of a card, with the ranges and errors that the shipped one states."""
+    """Return the text of a card's file, with the ranges and errors of the shipped one."""
     head = (
         f"# {card.title}\n# Written by `python -m lab fit derive`: change the rules there, "
         "not the figures here.\n"
@@ -259,10 +259,10 @@ def text_of(card: Card) -> str:
 
 
 def run(folder: Path) -> Iterator[str]:
-    """Write the derived profiles that a folder lacks or holds otherwise; yield their files."""
+    """Write the derived profiles that are missing or differ in a folder; yield their files."""
     for card in CARDS:
         path, text = folder / f"{card.name}.yaml", text_of(card)
-        known = path.is_file() and parse_hardware(path.read_text(encoding="utf-8"), card.name)
-        if known != parse_hardware(text, card.name):
+        present = path.is_file() and parse_hardware(path.read_text(encoding="utf-8"), card.name)
+        if present != parse_hardware(text, card.name):
             path.write_text(text, encoding="utf-8")
             yield f"wrote {path}"

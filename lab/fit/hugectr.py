@@ -2,8 +2,8 @@
 
 Rows: A100-SXM and H100-SXM systems of MLPerf rounds up to v3.1. Three factors on kernel times are
 shared by all rounds of DLRM-DCNv2, and each of v3.0 and v3.1 has the fixed time of a step; rounds
-v2.x, whose embedding is another implementation, have their own update factor and step. The loss is
-the mean absolute log error, weighted by the square root of how many systems share a configuration,
+v2.x have another embedding, with its own update factor and step. The loss is
+the mean absolute log error, weighted by the square root of the systems that share a configuration,
 with a weak pull of the factors towards one. It prints what
 `predictor/hardware/runtimes/hugectr.yaml` holds.
 """
@@ -24,11 +24,11 @@ from shardopt.calibrate.fitting import Array
 PULL = 0.01
 """Weight of the squared log factors beside the mean log error."""
 EVALUATIONS, RESTARTS = 400, 3
-"""The simplex collapses on the edges of absolute errors: it is spread anew where it ended."""
+"""The simplex collapses on the edges of absolute errors, so it restarts from its result."""
 
 
 class Rows:
-    """Configurations that were measured, with the median over the systems that share one."""
+    """Measured configurations, with the median over the systems that share one."""
 
     def __init__(self, folder: Path, rounds: Callable[[tuple[int, ...]], bool]) -> None:
         planner, _ = Planner.read(folder)
@@ -42,17 +42,17 @@ class Rows:
             lambda s: (s.runtime.name, s.profile, s.nodes, s.gpus_per_node, s.global_batch,
                        planner.knobs(s)),
         )  # fmt: skip
-        self.builders = [builder_of(of[0], planner) for of in alike.values()]
-        self.versions = [of[0].version for of in alike.values()]
-        times = [[system.measured_ms for system in of] for of in alike.values()]
-        self.measured = np.array([np.median(of) for of in times])
-        self.weights = np.array([len(of) ** 0.5 for of in times])
+        self.builders = [builder_of(members[0], planner) for members in alike.values()]
+        self.versions = [members[0].version for members in alike.values()]
+        times = [[system.measured_ms for system in members] for members in alike.values()]
+        self.measured = np.array([np.median(members) for members in times])
+        self.weights = np.array([len(members) ** 0.5 for members in times])
 
     def loss(self, runtime_of: Callable[[tuple[int, ...]], Runtime]) -> float:
-        """Weighted mean of the absolute log errors."""
+        """Return the weighted mean of the absolute log errors."""
         predicted = []
         for builder, version in zip(self.builders, self.versions, strict=True):
-            # which rows are frequent is the submission's choice, not a constant to fit
+            # the submission chooses the frequent rows; they are no constant to fit
             rule = builder.runtime.hybrid
             builder.use(replace(runtime_of(version), hybrid=rule))
             predicted.append(builder.iteration_ms())
@@ -61,7 +61,7 @@ class Rows:
 
 
 def fit_dcnv2(folder: Path) -> tuple[Runtime, Runtime]:
-    """Runtimes of v3.0 and of v3.1."""
+    """Fit the runtimes of v3.0 and v3.1."""
     rows = Rows(folder, lambda version: version >= (3, 0))
 
     def runtimes(x: Array) -> tuple[Runtime, Runtime]:
@@ -81,7 +81,7 @@ def fit_dcnv2(folder: Path) -> tuple[Runtime, Runtime]:
 
 
 def fit_hybrid(folder: Path, like: Runtime) -> Runtime:
-    """The runtime of rounds v2.x; lookups and multiplications as in the later ones."""
+    """Fit the runtime of rounds v2.x; lookups and multiplications are those of later rounds."""
     rows = Rows(folder, lambda version: version < (3, 0))
     base = replace(
         runtime_of_round((2, 0)), lookup_factor=like.lookup_factor, gemm_factor=like.gemm_factor
@@ -102,18 +102,18 @@ def _minimum(loss: Callable[[Array], float], start: Sequence[float]) -> Array:
 
     x = np.array(start)
     for _ in range(RESTARTS):
-        found = minimize(
+        result = minimize(
             loss,
             x,
             method="Nelder-Mead",
             options={"maxfev": EVALUATIONS, "xatol": 1e-4, "fatol": 1e-6},
         )
-        x = np.asarray(found.x)
+        x = np.asarray(result.x)
     return x
 
 
 def run(data: Path) -> Iterator[str]:
-    """The fitted runtimes, a line each."""
+    """Yield a line for each fitted runtime."""
     v30, v31 = fit_dcnv2(data)
     for runtime in (fit_hybrid(data, v31), v30, v31):
         yield (

@@ -1,4 +1,4 @@
-"""What is computed of a shipped profile, and its place in the file: ranges, rows and errors.
+"""Computed figures of shipped profiles, written into their files: ranges, rows and errors.
 
 The rest of a file is written by hand, with reasons beside it, or by `lab.fit.derive`.
 """
@@ -34,10 +34,10 @@ Ranges = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Facts:
-    """Figures of one profile.
+    """Computed figures of one profile.
 
     Args:
-        groups: group -> those of its `Provenance`: ``n``, ``range`` and ``error``.
+        groups: group -> figures of its `Provenance`: ``n``, ``range`` and ``error``.
         iterations: errors of whole iterations.
     """
 
@@ -46,21 +46,21 @@ class Facts:
 
     @classmethod
     def stated(cls, profile: HardwareProfile) -> Facts:
-        said = {name: dict(group.provenance) for name, group in profile.groups.items()}
-        return cls(said, profile.known_error)
+        stated = {name: dict(group.provenance) for name, group in profile.groups.items()}
+        return cls(stated, profile.known_error)
 
     def of_group(self, name: str) -> dict[str, Any]:
-        """Keys of a group's ``provenance``, as plain data; None for a key that it has not."""
-        said = self.groups.get(name, {})
-        error, spans = said.get("error"), said.get("range", {})
+        """Return the keys of a group's ``provenance`` as plain data; None for a missing key."""
+        stated = self.groups.get(name, {})
+        error, spans = stated.get("error"), stated.get("range", {})
         return {
-            "n": said.get("n"),
-            "range": {what: [*map(_whole, span)] for what, span in spans.items()} or None,
+            "n": stated.get("n"),
+            "range": {quantity: [*map(_whole, span)] for quantity, span in spans.items()} or None,
             "error": None if error is None else error.model_dump(exclude_none=True),
         }
 
     def of_profile(self) -> list[dict[str, Any]]:
-        """``known_error`` of the profile, as plain data."""
+        """Return the profile's ``known_error`` as plain data."""
         return [error.model_dump(exclude_none=True) for error in self.iterations]
 
 
@@ -69,11 +69,11 @@ def _whole(value: float) -> float:
 
 
 def with_facts(text: str, groups: Sequence[str], facts: Facts) -> str:
-    """The text of a profile with these figures in place of those that it states.
+    """Replace the figures in the text of a profile.
 
     Args:
-        groups: whose provenance is changed; others keep what they state, and so do those that the
-            text takes from a base.
+        groups: groups to change; others keep their figures, and so do groups that the text takes
+            from a base.
     """
     data = yaml.safe_load(text)
     if facts.iterations or "known_error" in data:
@@ -108,14 +108,14 @@ GEMM_FITTED = ("a100-40gb", "a100-80gb", "v100-32gb", "p100-pcie-16gb")
 """Profiles whose rate is fitted to those rows too, not a share of the datasheet's."""
 TRAIN = "train"
 FEWEST_LINKS = 8
-"""Fewer rows held out tell no error."""
+"""Least number of held-out rows for an error."""
 SAME_LINKS = {"h200-sxm": "h100-sxm", "b300": "b200"}
-"""Profile -> the one with the same NVLink whose rows tell its error."""
+"""Profile -> the one with the same NVLink, whose rows give its error."""
 HELD_OUT = {
     INTRA: ("held out, from 1 MiB within a domain", (WITHIN_LARGE, WITHIN_MEDIUM)),
     INTER: ("held out, across hosts", (ACROSS_LARGE, ACROSS_SMALL)),
 }
-"""Group -> the rows of the suite of collectives that tell its error."""
+"""Group -> the rows of the suite of collectives that give its error."""
 
 
 WRITTEN = ("gemm", INTRA, INTER)
@@ -123,7 +123,7 @@ WRITTEN = ("gemm", INTRA, INTER)
 
 
 def computed(folder: Path) -> dict[str, Facts]:
-    """Figures of every shipped profile that was not calibrated, by its name.
+    """Compute the figures of every shipped profile that was not calibrated, by name.
 
     Raises:
         InputError: a table in ``folder`` is missing or cannot be read.
@@ -133,7 +133,7 @@ def computed(folder: Path) -> dict[str, Facts]:
     gemm_rows = by_split(read_gemm(folder))
     shapes, fits = gemm_ranges(gemm_rows), gpu_fits(folder)
     links, past_nics = link_errors(folder), rows_behind(folder)
-    found = {}
+    facts = {}
     for name in list_hardware():
         card = cards.get(name)
         if load_hardware(name).inline or (card is None and name not in GEMM_FITS):
@@ -153,30 +153,36 @@ def computed(folder: Path) -> dict[str, Facts]:
             groups[INTER]["n"] = past_nics[name]
         if name in GEMM_FITTED:
             groups["gemm"]["n"] = len(gemm_rows[GEMM_FITS[name], TRAIN].m)
-        found[name] = Facts(groups, tuple(iterations.get(name, ())))
-    return found
+        facts[name] = Facts(groups, tuple(iterations.get(name, ())))
+    return facts
 
 
 def _by_profile(rows: Sequence[ComparedRow]) -> dict[str, list[ComparedRow]]:
-    """Profile that predicted them -> rows."""
+    """Group the rows by the profile that predicted them."""
     return grouped(rows, lambda row: str(row.name["profile"]))
 
 
 def gemm_ranges(tables: Mapping[tuple[str, str], GemmRows]) -> dict[str, Ranges]:
-    """Device -> m, n and k of its rows, those of the fit and those of the test."""
-    found: dict[str, Ranges] = {}
-    for device, of in grouped(tables.items(), lambda item: item[0][0]).items():
-        sides = {s: np.concatenate([getattr(table, s) for _, table in of]) for s in "mnk"}
-        found[device] = {s: (float(all_.min()), float(all_.max())) for s, all_ in sides.items()}
-    return found
+    """Return device -> ranges of m, n and k over its train and test rows."""
+    ranges: dict[str, Ranges] = {}
+    for device, device_tables in grouped(tables.items(), lambda item: item[0][0]).items():
+        sides = {
+            s: np.concatenate([getattr(table, s) for _, table in device_tables]) for s in "mnk"
+        }
+        ranges[device] = {
+            s: (float(values.min()), float(values.max())) for s, values in sides.items()
+        }
+    return ranges
 
 
 def gemm_errors(folder: Path) -> dict[str, KnownError]:
-    """Profile -> error on the held-out rows of its device, but for fp8, whose times are doubted,
-    and for cold operands, which a training step has few of."""
+    """Return profile -> error on the held-out rows of its device.
+
+    Leaves out fp8, whose times are doubtful, and cold operands, which are rare in training.
+    """
     report = SUITES["gemm"].run(folder)
     listed = [row for row in report.listed if row.part not in (FP8, COLD)]
-    found = {}
+    error_of = {}
     for name, rows in _by_profile(listed).items():
         linear = [str(row.name["device"]) for row in rows if "device" in row.name]
         products = [row.family for row in rows if "device" not in row.name and row.part != WARM]
@@ -188,46 +194,45 @@ def gemm_errors(folder: Path) -> dict[str, KnownError]:
             which.append(f"fp32 test rows of {devices} (NeuSight)")
         if products:
             which.append(f"{' and '.join(dict.fromkeys(products))} (XLA)")
-        found[name] = _known(report.suite, "; ".join(which), Summary.of(rows))
-    return found
+        error_of[name] = _known(report.suite, "; ".join(which), Summary.of(rows))
+    return error_of
 
 
 def link_errors(folder: Path) -> dict[str, dict[str, KnownError]]:
-    """Profile -> group of links -> error on rows held out."""
+    """Return profile -> group of links -> error on rows held out."""
     report = SUITES["collectives"].run(folder)
-    found: dict[str, dict[str, KnownError]] = defaultdict(dict)
-    for group, (what, parts) in HELD_OUT.items():
-        of = [row for row in report.listed if row.part in parts]
-        for name, rows in _by_profile(of).items():
+    error_of: dict[str, dict[str, KnownError]] = defaultdict(dict)
+    for group, (description, parts) in HELD_OUT.items():
+        part_rows = [row for row in report.listed if row.part in parts]
+        for name, rows in _by_profile(part_rows).items():
             if len(rows) >= FEWEST_LINKS:
-                found[name][group] = _known(report.suite, what, Summary.of(rows))
+                error_of[name][group] = _known(report.suite, description, Summary.of(rows))
     for name, like in SAME_LINKS.items():
-        error = found[like][INTRA]
+        error = error_of[like][INTRA]
         which = f"{error.rows}, of {like}, whose NVLink is the same"
-        found[name][INTRA] = error.model_copy(update={"rows": which})
-    return dict(found)
+        error_of[name][INTRA] = error.model_copy(update={"rows": which})
+    return dict(error_of)
 
 
 def collective_error(folder: Path, name: str) -> KnownError:
-    """Of the rule behind a profile's curves, given every second size, at the others."""
+    """Return the error of a profile's curve rule, fitted to every second size, at the others."""
     errors = np.concatenate([error for *_, error in held_out_errors(folder, name)])
     which = "sizes left out of the tables behind the curves"
     return _known(FITTED, which, Summary.of_errors(errors.tolist()))
 
 
 def iteration_errors(folder: Path) -> dict[str, list[KnownError]]:
-    """Profile -> error of every suite of whole iterations that has test rows of it, TorchRec's own
-    first."""
-    found: dict[str, list[KnownError]] = defaultdict(list)
+    """Return profile -> errors of the suites of whole iterations that test it, TorchRec's first."""
+    errors: dict[str, list[KnownError]] = defaultdict(list)
     for suite, runtime, words, listed in _iterations(folder):
         for name, rows in _by_profile(listed).items():
-            known = _known(suite, words, Summary.of(rows))
-            found[name].append(known.model_copy(update={"runtime": runtime}))
-    return dict(found)
+            error = _known(suite, words, Summary.of(rows))
+            errors[name].append(error.model_copy(update={"runtime": runtime}))
+    return dict(errors)
 
 
 def _iterations(folder: Path) -> Iterator[tuple[str, str, str, Sequence[ComparedRow]]]:
-    """Suite, the software that ran the iterations, what the rows are, and the rows."""
+    """Yield suite, software of the iterations, description of the rows, and the rows."""
     p4d = SUITES["torchrec-p4d"].run(folder)
     yield p4d.suite, "TorchRec", p4d.headline, p4d.counted
     examples = SUITES["dlrm-published"].run(folder)
@@ -247,13 +252,12 @@ def _known(suite: str, which: str, summary: Summary) -> KnownError:
 
 
 def _figure(value: float) -> float:
-    """To four digits: more than is ever shown."""
+    """Round to four digits, more than are ever shown."""
     return float(f"{value:.4g}")
 
 
 def run(data: Path, profiles: Path) -> Iterator[str]:
-    """Write what is computed into a folder of profiles, and say what changed and which rows of the
-    fits were left out."""
+    """Write the figures into a folder of profiles; yield left-out rows and changed profiles."""
     changed = []
     for name, facts in computed(data).items():
         path = profiles / f"{name}.yaml"

@@ -1,7 +1,7 @@
-"""How the curves between hosts of the shipped GPU profiles follow from the public tables.
+"""Curves of the shipped GPU profiles within and between hosts, from the public tables.
 
-A NIC carries what `predictor.cost.collectives` says passes it. Rows of cards without a profile of
-their own tell what a byte past a NIC costs; tests hold the shipped files against these rules.
+`predictor.cost.collectives` gives the bytes past each NIC. The cost of such a byte comes from rows
+of cards without a profile of their own; tests hold the shipped files against these rules.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ from shardopt.files import atomic_write_text
 RDMA_PLATFORM = "MI350-class"
 RDMA_GBIT_S = 400.0
 RDMA_EDGES_MIB = (0.0, 0.25, 1.0, 4.0, 16.0)
-"""Of bytes past one NIC."""
+"""Band edges in bytes past one NIC."""
 RDMA_PROFILES = ("h100-sxm", "h200-sxm", "b200", "a100-40gb", "a100-80gb", "v100-32gb")
 FEWEST_BYTES = 2**20
 SLINGSHOT_EDGES_MIB = (0.0, 0.0625, 0.5, 4.0, 16.0)
 SEND_RECV_US = {"h100": 9.1, "a100": 15.3}
 """Shortest message between two hosts (vidur: DGX H100, DGX A100)."""
 EXCHANGE_US = 44.0
-"""Of an all-to-all over hosts, before its messages: an empty one of 2x8 RTX 6000D takes 48 us."""
+"""Latency of an all-to-all over hosts without its messages: an empty one of 2x8 RTX 6000D takes
+48 us."""
 PEER_US = 0.5
-"""Of an all-to-all for each peer on another host: its excess over the wire at 16 MiB grows by 46 us
-from 8 peers to 120 (ratios of SimAI, at 400 Gbit/s)."""
+"""Latency of an all-to-all for each peer on another host: its excess over the wire at 16 MiB grows
+by 46 us from 8 peers to 120 (ratios of SimAI, at 400 Gbit/s)."""
 
 
 def rdma(folder: Path) -> Curve:
-    """A byte past a NIC of 400 Gbit/s, from a ring over two hosts of eight.
+    """Fit the cost of a byte past a NIC of 400 Gbit/s, from a ring over two hosts of eight.
 
     Rows: all-reduces from 1 MiB on 2x8 MI350-class cards (rccl-tests), whose two rings-over-all
     halves each send ``15/16`` of the buffer past eight NICs.
@@ -66,7 +67,7 @@ def rdma(folder: Path) -> Curve:
 
 
 def _ring_rows(folder: Path) -> CollectiveRows:
-    """From 1 MiB, with the time beyond an empty one of either half."""
+    """Return the rows from 1 MiB, with each half's time beyond an empty ring."""
     rows = PublicRows(folder).table(RDMA_PLATFORM, "2x8", "all_reduce")
     empty = float(rows.time_us.min())
     large = rows.where(rows.size_bytes >= FEWEST_BYTES)
@@ -74,24 +75,24 @@ def _ring_rows(folder: Path) -> CollectiveRows:
 
 
 def rows_behind(folder: Path) -> dict[str, int]:
-    """Profile -> rows that tell what a byte past its NICs costs."""
+    """Return profile -> number of rows behind the cost of a byte past its NICs."""
     of_ring = len(_ring_rows(folder).ranks)
     rows = [row for row in read_links(folder)[0] if slingshot_row(row)]
     return dict.fromkeys(RDMA_PROFILES, of_ring) | {SLINGSHOT: len(rows)}
 
 
 def tcpx(rows: Sequence[LinkRow]) -> Curve:
-    """A byte past a NIC that is reached over TCP: nothing until the latency is used up.
+    """Fit the cost of a byte past a TCP NIC; it is zero until the latency is used up.
 
     Two tables of all-gathers on 2x8 H100 disagree by 1.4 in bandwidth. The latency is the geometric
-    mean of their 16 MiB, the cost of a byte that of their largest sizes. Steps of many chunks are
-    under way at once, so that transfers hide behind the latency: ``sqrt(latency^2 + (cost w)^2)``.
+    mean at 16 MiB, and the cost of a byte that at larger sizes. Many chunks are in flight at once,
+    so transfers hide behind the latency: ``sqrt(latency^2 + (cost w)^2)``.
     """
-    found = [row for row in rows if tcpx_row(row)]
-    small = [row.time_us for row in found if row.size_bytes == mib(16)]
+    tcp_rows = [row for row in rows if tcpx_row(row)]
+    small = [row.time_us for row in tcp_rows if row.size_bytes == mib(16)]
     large = [
         row.time_us / (row.size_bytes * bus_factor("all_gather", row.wiring.ranks) / 8 / mib(1))
-        for row in found
+        for row in tcp_rows
         if row.size_bytes > mib(16)
     ]
     latency, cost = (float(np.exp(np.mean(np.log(times)))) for times in (small, large))
@@ -99,14 +100,18 @@ def tcpx(rows: Sequence[LinkRow]) -> Curve:
 
 
 def slingshot(rows: Sequence[LinkRow], within_us: float) -> Curve:
-    """A byte past a NIC of Slingshot, from trees over two hosts of four GH200.
+    """Fit the cost of a byte past a Slingshot NIC, from trees over two hosts of four GH200.
 
     Args:
-        within_us: of an empty all-reduce on one of the hosts.
+        within_us: time of an empty all-reduce within one of the hosts.
     """
-    found = [row for row in rows if slingshot_row(row)]
-    empty = min(row.time_us for row in found)
-    past = [(row.size_bytes / 4, 2.0, row.time_us - empty) for row in found if row.time_us > empty]
+    slingshot_rows = [row for row in rows if slingshot_row(row)]
+    empty = min(row.time_us for row in slingshot_rows)
+    past = [
+        (row.size_bytes / 4, 2.0, row.time_us - empty)
+        for row in slingshot_rows
+        if row.time_us > empty
+    ]
     curve = fit_curve(
         CollectiveRows.of(past),
         "past a NIC",
@@ -118,9 +123,9 @@ def slingshot(rows: Sequence[LinkRow], within_us: float) -> Curve:
 
 
 def inter_curves(past_nic: Curve, hop_us: float) -> Mapping[str, Curve]:
-    """Curves between hosts whose bytes cost alike, from the latency of a hop.
+    """Return the curves between hosts of equal cost per byte, from the latency of a hop.
 
-    A ring hops from host to host; a tree goes up and down, one hop a doubling each way.
+    A ring hops from host to host; a tree has one hop up and one down for each doubling.
     """
     ring = past_nic.model_copy(update={"latency_us": 0.0, "latency_per_rank_us": hop_us})
     doubling = {"latency_us": 0.0, "latency_per_doubling_us": 2 * hop_us}
@@ -134,27 +139,27 @@ def inter_curves(past_nic: Curve, hop_us: float) -> Mapping[str, Curve]:
 
 
 Curves = dict[str, Curve]
-"""By collective; ``in_switch``: an all-reduce that the switch does."""
+"""Collective -> curve; ``in_switch``: an all-reduce that the switch computes."""
 
 V100_TRACE_FILE = "trace_param_dlrm8xV100_collectives.csv"
 
 CUBE_MESH_HOPS = 10 / 7
 """Mean hops between V100s of a DGX-1: 4 peers adjacent, 3 two hops away."""
 SMALL_BYTES = 4096
-"""Too small for the bandwidth of a slot to count."""
+"""Messages up to this size do not depend on the bandwidth of a slot."""
 EDGES_MIB = (0.0, 0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0)
 """Bands in which NCCL changes protocol: LL and LL128 end somewhere from 256 KiB to 8 MiB, and more
 channels open up to 32 MiB."""
 SWITCH_RANKS, SWITCH_BYTES = 8, 2**27
-"""From them on the switch (NVLS) is the faster one."""
+"""Ranks and bytes from which the switch (NVLS) is faster than a ring."""
 
 
 class PublicRows:
-    """The public tables, and which of their rows a rule has taken.
+    """Public tables, and the rows that a rule has used.
 
     Args:
-        folder: of the tables.
-        halved: give every second size only; the others are held out.
+        folder: folder of the tables.
+        halved: return every second size only; the others are held out.
     """
 
     def __init__(self, folder: Path, *, halved: bool = False) -> None:
@@ -166,20 +171,22 @@ class PublicRows:
 
     @cached_property
     def tables(self) -> dict[Key, CollectiveRows]:
-        found, problems = read_collectives(self.folder)
+        tables, problems = read_collectives(self.folder)
         self.problems += problems
-        return found
+        return tables
 
     def table(self, platform: str, wiring: str, op: str) -> CollectiveRows:
-        """The one table of a collective on a platform."""
-        found = [
+        """Return the one table of a collective on a platform."""
+        matches = [
             rows
-            for (name, wires, what), rows in self.tables.items()
-            if platform in name and (wires, what) == (wiring, op)
+            for (name, wires, collective), rows in self.tables.items()
+            if platform in name and (wires, collective) == (wiring, op)
         ]
-        if len(found) != 1:
-            raise LookupError(f"{len(found)} tables of {op} on {platform} {wiring}; one is needed")
-        rows = found[0]
+        if len(matches) != 1:
+            raise LookupError(
+                f"{len(matches)} tables of {op} on {platform} {wiring}; one is needed"
+            )
+        rows = matches[0]
         if not self.halved:
             return self.take(rows)
         chosen = every_second(rows)
@@ -197,8 +204,8 @@ class PublicRows:
         return read_links(self.folder)[0]
 
     def measured(self, system: str) -> dict[Op, CollectiveRows]:
-        """Collective -> rows of a profile's GPU that nccl-tests timed, the median of repeats."""
-        found: dict[Op, CollectiveRows] = {}
+        """Return collective -> nccl-tests rows of a profile's GPU, the median of repeats."""
+        rows_of: dict[Op, CollectiveRows] = {}
         for op in OPS:
             times: dict[tuple[float, float], list[float]] = {}
             for row in self.links:
@@ -212,18 +219,18 @@ class PublicRows:
                 chosen = every_second(rows)
                 self.held_out.append((op, rows.where(~chosen)))
                 rows = rows.where(chosen)
-            found[op] = self.take(rows)
-        return found
+            rows_of[op] = self.take(rows)
+        return rows_of
 
     def trace_minima(self) -> dict[str, CollectiveRows]:
-        """Kernel times once the last rank has arrived: the shortest over ranks, by collective."""
+        """Return each collective's kernel times from the last arrival: the least over ranks."""
         columns = ("et_collective", "idx", "kernel_dur_us", "in_bytes")
-        found = read_table(self.folder / V100_TRACE_FILE, columns, _traced)
-        self.problems += found.problems
+        traced = read_table(self.folder / V100_TRACE_FILE, columns, _traced)
+        self.problems += traced.problems
         shortest: dict[tuple[str, str], tuple[float, float]] = {}
-        for key, size, time in found.rows:
-            known, best = shortest.get(key, (size, np.inf))
-            shortest[key] = (known, min(best, time))
+        for key, size, time in traced.rows:
+            first_size, best = shortest.get(key, (size, np.inf))
+            shortest[key] = (first_size, min(best, time))
         names = sorted({name for name, _ in shortest})
         return {
             name: self.take(
@@ -259,31 +266,34 @@ class Fit:
 
 
 def gpu_fits(folder: Path) -> dict[str, Fit]:
-    """Intra-host curves and their rows, by profile name.
+    """Fit the curves within a host, by profile name.
 
     Raises:
-        InputError: a table is missing, cannot be read, or lacks the rows that a rule takes.
+        InputError: a table is missing, cannot be read, or lacks the rows that a rule needs.
     """
-    found = {}
+    fits = {}
     for name in RULES:
         public = PublicRows(folder)
         curves = _curves_of(name, public)
-        found[name] = Fit(curves, _join(*public.taken), tuple(public.problems))
-    return found
+        fits[name] = Fit(curves, _join(*public.taken), tuple(public.problems))
+    return fits
 
 
 def held_out_errors(folder: Path, name: str) -> list[tuple[Op, CollectiveRows, Array]]:
-    """Collective, rows and relative errors ``[rows]`` of a profile's rule at sizes that it did not
-    see: it is given every second one."""
+    """Fit a profile's rule to every second size, and return its errors at the others.
+
+    Returns:
+        Collective, rows, and relative errors ``[rows]``.
+    """
     public = PublicRows(folder, halved=True)
     curves = _curves_of(name, public)
-    found = []
+    results = []
     for op, rows in public.held_out:
         error = errors(curves[op], rows, op)
         if op == "all_reduce" and "in_switch" in curves:
             error = np.minimum(error, errors(curves["in_switch"], rows, op))
-        found.append((op, rows, error))
-    return found
+        results.append((op, rows, error))
+    return results
 
 
 def _curves_of(name: str, public: PublicRows) -> Curves:
@@ -297,38 +307,38 @@ def _curves_of(name: str, public: PublicRows) -> Curves:
 
 
 def _nccl(public: PublicRows, system: str) -> Curves:
-    """nccl-tests at 2, 4 and 8 ranks, in a rack up to 64.
+    """Fit nccl-tests at 2, 4 and 8 ranks, in a rack up to 64.
 
     All-reduces of a switch are fitted apart, because their time does not depend on the ranks.
     """
     rows = public.measured(system)
     reduced = rows["all_reduce"]
     switched = (reduced.ranks >= SWITCH_RANKS) & (reduced.size_bytes >= SWITCH_BYTES)
-    # without a switch that adds up (A100), eight ranks are a ring's like any others
+    # without in-switch reduction (A100), eight ranks run a ring like any other number
     adds = system in ADDS_UP
     ring = reduced.where(~switched) if adds else reduced
-    found: Curves = {
+    curves: Curves = {
         op: fit_own_part(ring if op == "all_reduce" else rows[op], op, EDGES_MIB) for op in OPS
     }
     if adds:
-        found["in_switch"] = fit_curve(
+        curves["in_switch"] = fit_curve(
             reduced.where(switched), "all_reduce", (0.0,), reweightings=ROBUST, own_part=1.0
         )
-    return found
+    return curves
 
 
 def _pcie(public: PublicRows, system: str) -> Curves:
-    """nccl-tests where cards reach each other over PCIe, whose bandwidth falls with the ranks."""
-    found: Curves = {}
+    """Fit nccl-tests of cards joined by PCIe, whose bandwidth falls with the ranks."""
+    curves: Curves = {}
     for op, rows in public.measured(system).items():
         small = rows.where(rows.size_bytes <= SMALL_BYTES)
         empty = fit_curve(small, op, (0.0,), reweightings=ROBUST, hops=True)
-        found[op] = fit_rank_cost(rows, op, SWITCH_RANKS, empty)
-    return found
+        curves[op] = fit_rank_cost(rows, op, SWITCH_RANKS, empty)
+    return curves
 
 
 def _v100(public: PublicRows) -> Curves:
-    """All-reduce by rank count; small sizes from the shortest kernel over the ranks of a trace."""
+    """Fit the all-reduce by rank count, small sizes to the shortest kernels of a trace."""
     by_ranks = public.table("v100 (vtrain)", "1x2..8", "all_reduce")
     traced = public.trace_minima()
     all_reduce = fit_rank_cost(_join(by_ranks, *[traced["allreduce"]] * 3), "all_reduce", 8)
@@ -344,7 +354,7 @@ def _v100(public: PublicRows) -> Curves:
 
 
 ADDS_UP = ("h100-sxm", "b200", "gb200")
-"""Profiles with rows of switches that add up."""
+"""Profiles with rows of in-switch reductions."""
 RULES: Mapping[str, Callable[[PublicRows], Curves]] = {
     "v100-32gb": _v100,
     **{
@@ -360,7 +370,7 @@ RULES: Mapping[str, Callable[[PublicRows], Curves]] = {
     },
     NO_PEERS: partial(_pcie, system=NO_PEERS),
 }
-"""Profile -> the rule of its curves within a host."""
+"""Profile -> rule that fits its curves within a host."""
 
 
 def _join(*parts: CollectiveRows) -> CollectiveRows:
@@ -388,7 +398,7 @@ def run(folder: Path, profiles: Path) -> None:
 
 
 def _plain(curve: Curve) -> dict[str, Any]:
-    """Keys of a curve that differ from their defaults, to five digits."""
+    """Return the keys of a curve that differ from their defaults, to five digits."""
 
     def rounded(value: Any) -> Any:
         if isinstance(value, Mapping):

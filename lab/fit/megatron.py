@@ -1,10 +1,10 @@
 """Fitting the constants of Megatron's software: ``python -m lab fit megatron --data DIR``.
 
 The rows are the hundred of vTrain's one-node table whose configurations have the smallest SHA-256.
-Least squares of the log errors with a soft L1 loss, since a few configurations lie 20 % and more
-off whatever the constants are. It prints what `predictor/hardware/runtimes/megatron.yaml` holds,
-and the error on the rows left out. Rows are sums of timings (decision 0017), so it also leaves out
-every timing in turn, with all rows that are sums of it; this takes minutes.
+Least squares of the log errors with a soft L1 loss, since no constants predict a few configurations
+to within 20 %. It prints the content of `predictor/hardware/runtimes/megatron.yaml`, and the error
+on the rows left out. Rows are sums of timings (decision 0017), so it also leaves out every timing
+in turn, with all rows that are sums of it; this takes minutes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ HIGHEST = MegatronRuntime(400.0, 6.0, 6.0, 30.0, 4.0, 200.0)
 SOFT = 0.05
 """Log errors beyond this count linearly."""
 STEP = 3e-3
-"""Relative step of the derivatives: the slower of launches and kernels makes corners."""
+"""Relative step of the derivatives: the maximum of launches and kernels has corners."""
 
 
 def split_rows(rows: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
-    """Those to fit, smallest SHA-256 of the configuration's integers first, and the others."""
+    """Split into rows to fit, of the smallest SHA-256 of their integers, and held-out rows."""
 
     def digest(row: Measured) -> str:
         return hashlib.sha256(",".join(map(str, row[0])).encode()).hexdigest()
@@ -43,17 +43,17 @@ def split_rows(rows: Sequence[Measured]) -> tuple[list[Measured], list[Measured]
 
 
 def predicted(step: MegatronStep, rows: Sequence[Measured]) -> Array:
-    """Iteration times in ms, ``[rows]``."""
+    """Return the predicted iteration times in ms, ``[rows]``."""
     return step.iteration_ms([model for _, model, _ in rows])
 
 
 def measured(rows: Sequence[Measured]) -> Array:
-    """Iteration times in ms, ``[rows]``."""
+    """Return the measured iteration times in ms, ``[rows]``."""
     return np.array([time for _, _, time in rows])
 
 
 def fit(step: MegatronStep, rows: Sequence[Measured]) -> MegatronRuntime:
-    """The constants that fit the rows best."""
+    """Fit the constants to the rows."""
     from scipy.optimize import least_squares
 
     target = np.log(measured(rows))
@@ -62,7 +62,7 @@ def fit(step: MegatronStep, rows: Sequence[Measured]) -> MegatronRuntime:
         step.use(_runtime(np.exp(logs)))
         return np.asarray(np.log(predicted(step, rows)) - target)
 
-    found = least_squares(
+    result = least_squares(
         residuals,
         np.log(_values(START)),
         bounds=(np.log(_values(LOWEST)), np.log(_values(HIGHEST))),
@@ -70,20 +70,20 @@ def fit(step: MegatronStep, rows: Sequence[Measured]) -> MegatronRuntime:
         f_scale=SOFT,
         diff_step=np.full(len(CONSTANTS), STEP),
     )
-    return _runtime([float(f"{value:.4g}") for value in np.exp(found.x)])
+    return _runtime([float(f"{value:.4g}") for value in np.exp(result.x)])
 
 
 def timings_left_out(step: MegatronStep, rows: Sequence[Measured]) -> dict[Timing, Array]:
-    """Timing -> relative errors of its rows under constants that no row of it gave."""
+    """Return timing -> relative errors of its rows under constants fitted without them."""
     chosen, _ = split_rows(rows)
-    known = fit(step, chosen)
-    found = {}
+    default = fit(step, chosen)
+    errors = {}
     for timing in dict.fromkeys(timing_of(configuration) for configuration, _, _ in rows):
-        of = [row for row in rows if timing_of(row[0]) == timing]
-        others = [row for row in chosen if timing_of(row[0]) != timing]
-        step.use(known if len(others) == len(chosen) else fit(step, others))
-        found[timing] = relative_errors(measured(of), predicted(step, of))
-    return found
+        timing_rows = [row for row in rows if timing_of(row[0]) == timing]
+        remaining = [row for row in chosen if timing_of(row[0]) != timing]
+        step.use(default if len(remaining) == len(chosen) else fit(step, remaining))
+        errors[timing] = relative_errors(measured(timing_rows), predicted(step, timing_rows))
+    return errors
 
 
 def _values(runtime: MegatronRuntime) -> Array:
@@ -95,7 +95,7 @@ def _runtime(values: Iterable[float]) -> MegatronRuntime:
 
 
 def run(data: Path) -> Iterator[str]:
-    """The constants, their errors, and the configurations that were fitted."""
+    """Yield the constants, their errors, and the fitted configurations, as lines of YAML."""
     every = read_steps(data).rows
     rows, held_out = split_rows(every)
     step = MegatronStep(load_hardware(HARDWARE), START)

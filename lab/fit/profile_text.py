@@ -1,4 +1,4 @@
-"""The text of a profile: what a fit computes takes its place among what people wrote."""
+"""Edits of the text of a profile that keep its comments and layout."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class FlowLists(yaml.SafeDumper):
 
 
 def set_key(text: str, path: Sequence[str], value: Any, after: str | None = None) -> str:
-    """``text`` with one key of a block mapping set to ``value``; comments and layout stay.
+    """Set one key of a block mapping in ``text``; comments and layout stay.
 
     Args:
-        path: keys from the outermost mapping to the one to set; the mapping must be there.
-        value: plain data; None or an empty list takes the key out.
-        after: key behind which a new one goes; at the end of the mapping without it.
+        path: keys from the outermost mapping to the key to set; the mapping must exist.
+        value: plain data; None or an empty list removes the key.
+        after: key after which a new one is inserted; the end of the mapping if None.
     """
     lines = text.splitlines()
     node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -37,7 +37,7 @@ def set_key(text: str, path: Sequence[str], value: Any, after: str | None = None
 
 
 def _end(lines: Sequence[str], first: int, column: int) -> int:
-    """Line after the value of a key; items of a list may stand in the key's own column."""
+    """Return the line after the value of a key; list items may start in the key's column."""
     for index in range(first + 1, len(lines)):
         stripped = lines[index].lstrip()
         indent = len(lines[index]) - len(stripped)
@@ -47,12 +47,12 @@ def _end(lines: Sequence[str], first: int, column: int) -> int:
 
 
 def _written(name: str, value: Any, column: int) -> list[str]:
-    """Lines of ``name: value``; mappings of lists stand on one line, as people write them."""
+    """Return the lines of ``name: value``; a mapping of lists is one line, as people write it."""
     flat = isinstance(value, dict) and all(isinstance(v, list) for v in value.values())
     if flat:
         inner = yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=1000)
-        made = f"{name}: {inner}"
+        written = f"{name}: {inner}"
     else:
         dumper = FlowLists if isinstance(value, dict) else yaml.SafeDumper
-        made = yaml.dump({name: value}, Dumper=dumper, sort_keys=False, width=96 - column)
-    return [" " * column + line for line in made.splitlines()]
+        written = yaml.dump({name: value}, Dumper=dumper, sort_keys=False, width=96 - column)
+    return [" " * column + line for line in written.splitlines()]

@@ -1,8 +1,8 @@
-"""Constants fitted to the public tables, as the profiles hold them.
+"""Constants of the profiles, fitted to the public tables.
 
-The curve of every platform and collective, and the rates of matrix products of every device that a
-profile takes them from, with the error on the test split. How well the curves tell sizes and ranks
-that no fit has seen is what `python -m lab validate collectives` prints.
+Prints the curve of every platform and collective, and the rates of matrix products of every device
+behind a profile, with the error on the test split. `python -m lab validate collectives` prints the
+error of the curves at held-out sizes and rank counts.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from shardopt.calibrate.fitting import gmae, mape
 from shardopt.calibrate.products import fit_gemm, gemm_errors
 
 FEWEST_ROWS = 8
-"""Fewer sizes than this are not worth a fit."""
+"""Least number of sizes for a fit."""
 FITTED_DEVICES = {
     # device of the table: profile whose SMs, memory and tiles it shares
     "NVIDIA A100-PCIE-40GB": "a100-40gb",
     "Tesla V100-PCIE-32GB": "v100-32gb",
 }
 LARGE_GFLOP = 10.0
-"""Products that show the rate of a device without a train split."""
+"""Least size of the products that give the rate of a device without a train split."""
 
 
 def run(data: Path) -> Iterator[str]:
-    """Lines of text: the constants, and the rows that cannot be read."""
+    """Yield lines with the constants, and with the rows that cannot be read."""
     tables, problems = read_collectives(data)
     for (platform, wiring, op), rows in tables.items():
         if len(set(rows.size_bytes)) >= FEWEST_ROWS:
@@ -76,7 +76,7 @@ def _gemm_lines(data: Path) -> Iterator[str]:
         rows = tables[device, "test"]
         rows = taken(rows, rate_rows(rows))
         large = rows.m * rows.n * rows.k > 0.5e9 * LARGE_GFLOP
-        found = 1 + gemm_errors(hw.gemm, hw.sms, hw.memory.hbm, rows)[large]
-        rate = float(np.median(found)) * product_rate(hw.gemm, "fp32", hw.name) / tflops(1)
+        time_ratios = 1 + gemm_errors(hw.gemm, hw.sms, hw.memory.hbm, rows)[large]
+        rate = float(np.median(time_ratios)) * product_rate(hw.gemm, "fp32", hw.name) / tflops(1)
         yield f"{device} fp32: {large.sum()} rows, tflops: {rate:.3g}"
     yield from read.skipped

@@ -18,13 +18,13 @@ from lab.suites import SUITES, Cell, Report, Suite, Summary
 from shardopt.files import atomic_write_text
 
 MOST_PARTS = 4
-"""Parts of a suite on the page; summary.csv has all."""
+"""Most parts of a suite on the page; summary.csv has all."""
 MOST_ROWS = 250
 FEW_SCORES = 20
-"""First scores of a suite that the page shows all of; lab/first_scores.csv has every one."""
+"""Most first scores that the page shows in full; lab/first_scores.csv has every one."""
 SUMMARY = "summary.csv"
 COLUMNS = ("suite", "part", "headline", "n", "mean", "geomean", "worst", "covered")
-"""Of summary.csv; errors and coverage are fractions, empty where there is none."""
+"""Columns of summary.csv; errors and coverage are fractions, empty where there is none."""
 EVERY_ROW, LEFT_OUT = "every row", "left out"
 """Parts of summary.csv that only count."""
 
@@ -34,31 +34,30 @@ def write_accuracy(page: Path, reports: Sequence[Report]) -> None:
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     summary = folder / SUMMARY
-    kept: dict[str, list[Sequence[object]]] = {}
+    lines_of: dict[str, list[Sequence[object]]] = {}
     for row in read_csv(summary) if summary.is_file() else ():
-        kept.setdefault(row["suite"], []).append([row[column] for column in COLUMNS])
+        lines_of.setdefault(row["suite"], []).append([row[column] for column in COLUMNS])
     for report in reports:
-        kept[report.suite] = _write_suite(folder, report)
-    order = [*SUITES, *(name for name in kept if name not in SUITES)]
-    _write_csv(summary, COLUMNS, (row for name in order for row in kept.get(name, ())))
+        lines_of[report.suite] = _write_suite(folder, report)
+    order = [*SUITES, *(name for name in lines_of if name not in SUITES)]
+    _write_csv(summary, COLUMNS, (row for name in order for row in lines_of.get(name, ())))
     atomic_write_text(page, accuracy_text(folder))
 
 
 def _write_suite(folder: Path, report: Report) -> list[Sequence[object]]:
-    """Write the files of one suite, remove those that it no longer has, and return its lines of
-    the summary."""
+    """Write the CSV files of one suite, remove its stale ones, and return its summary lines."""
     suite = report.suite
     stale = set(suite_files(folder, suite))
     _write_rows(folder / f"{suite}.csv", report)
-    made = {f"{suite}.csv"}
+    written = {f"{suite}.csv"}
     for scores in report.scores:
-        made.add(scores_file(suite, scores.name))
+        written.add(scores_file(suite, scores.name))
         _write_csv(
             folder / scores_file(suite, scores.name),
             [title for title, _ in scores.columns],
             (map(_plain, row) for row in scores.rows),
         )
-    for name in stale - made:
+    for name in stale - written:
         (folder / name).unlink()
     counts = {EVERY_ROW: len(report.rows), LEFT_OUT: len(report.skipped)}
     return [
@@ -71,7 +70,7 @@ def _write_suite(folder: Path, report: Report) -> list[Sequence[object]]:
 
 
 def suite_files(folder: Path, suite: str) -> list[str]:
-    """Names of the CSV files of a suite, its rows first."""
+    """Return the names of a suite's CSV files, that of its rows first."""
 
     def home(name: str) -> str:
         begins = [s for s in SUITES if name == f"{s}.csv" or name.startswith(f"{s}-")]
@@ -82,39 +81,41 @@ def suite_files(folder: Path, suite: str) -> list[str]:
 
 
 def accuracy_text(folder: Path) -> str:
-    """The page, from the CSV files of a folder.
+    """Return the page, from the CSV files of a folder.
 
     Raises:
         InputError: the summary cannot be read.
     """
     head = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
-    found = grouped(read_csv(folder / SUMMARY), lambda row: row["suite"])
-    lines = (line for name in SUITES if name in found for line in _section(folder, found[name]))
+    by_suite = grouped(read_csv(folder / SUMMARY), lambda row: row["suite"])
+    lines = (
+        line for name in SUITES if name in by_suite for line in _section(folder, by_suite[name])
+    )
     return "\n".join([head, *lines]).rstrip() + "\n"
 
 
 def all_parts(report: Report) -> Iterator[tuple[str, Summary]]:
-    """Every part of a report, and the noise of repeated measurements."""
+    """Yield every part of a report, then the noise of repeated measurements."""
     yield from report.by_part().items()
     yield from ((f"noise: {name}", summary) for name, summary in report.noise.items())
 
 
 def _section(folder: Path, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """One suite; its rows are those of the summary."""
+    """Yield the lines of one suite, from its rows of the summary."""
     suite = SUITES[rows[0]["suite"]]
-    found = {row["part"]: row for row in rows}
-    counts = [found.pop(name, {"n": "0"})["n"] for name in (EVERY_ROW, LEFT_OUT)]
-    headline = next((name for name, row in found.items() if row["headline"] == "1"), "")
+    by_part = {row["part"]: row for row in rows}
+    counts = [by_part.pop(name, {"n": "0"})["n"] for name in (EVERY_ROW, LEFT_OUT)]
+    headline = next((name for name, row in by_part.items() if row["headline"] == "1"), "")
     leads = [headline, *(part for shown in suite.readme for part in shown["parts"])]
-    named = dict.fromkeys([*leads, *suite.held_out, *found])
-    shown = [part for part in named if part in found and found[part]["n"] != "0"][:MOST_PARTS]
+    named = dict.fromkeys([*leads, *suite.held_out, *by_part])
+    shown = [part for part in named if part in by_part and by_part[part]["n"] != "0"][:MOST_PARTS]
     yield f"## {suite.name}\n"
     yield suite.text
     yield from table_head("rows", "n", "mean", "geomean", "worst", "covered")
     for part in shown:
         mark = " *" if part == headline else ""
-        errors = " | ".join(percent(found[part][column]) for column in COLUMNS[4:])
-        yield f"| {part}{mark} | {found[part]['n']} | {errors} |"
+        errors = " | ".join(percent(by_part[part][column]) for column in COLUMNS[4:])
+        yield f"| {part}{mark} | {by_part[part]['n']} | {errors} |"
     yield from _first_scores(suite)
     files = ", ".join(
         f"[{Path(name).stem.removeprefix(suite.name).strip('-') or 'rows'}](accuracy/{name})"
@@ -125,8 +126,8 @@ def _section(folder: Path, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 def _first_scores(suite: Suite) -> Iterator[str]:
-    """What the suite scored first: what other pages quote of it, or all where that is little."""
-    quoted = {what for shown in (*suite.lead, *suite.readme) for what in shown["first"]}
+    """Yield the suite's first scores: all where they are few, else those that pages quote."""
+    quoted = {name for shown in (*suite.lead, *suite.readme) for name in shown["first"]}
     rows = [row for row in read_scores() if row["suite"] == suite.name]
     rows = rows if len(rows) <= FEW_SCORES else [row for row in rows if row["what"] in quoted]
     if not rows:
@@ -137,12 +138,12 @@ def _first_scores(suite: Suite) -> Iterator[str]:
         right = f"{row['pairs_right']} of {row['n']} pairs in the right order; "
         note = (right if row["pairs_right"] else "") + row["note"]
         errors = " | ".join(percent(row[column]) for column in ("mean", "geomean", "covered"))
-        made = f"{row['date']}, {row['commit']}"
-        yield f"| {row['what']} | {row['n']} | {errors} | {made} | {note.rstrip('; ')} |"
+        origin = f"{row['date']}, {row['commit']}"
+        yield f"| {row['what']} | {row['n']} | {errors} | {origin} | {note.rstrip('; ')} |"
 
 
 def _write_rows(path: Path, report: Report) -> None:
-    """The rows of a suite; of a large public table, which is its publisher's, errors by family."""
+    """Write the rows of a suite; for a large public table, which is not ours, errors by family."""
     if len(report.rows) > MOST_ROWS and not SUITES[report.suite].committed:
         families = report.by_family().items()
         columns = ("part", "family", *COLUMNS[3:])
@@ -169,9 +170,9 @@ def _write_rows(path: Path, report: Report) -> None:
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     text = io.StringIO()
-    made = csv.writer(text, lineterminator="\n")
-    made.writerow(columns)
-    made.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
     atomic_write_text(path, text.getvalue(), update=True)
 
 
@@ -181,7 +182,7 @@ def _figures(summary: Summary) -> list[object]:
 
 
 def _plain(cell: Cell) -> str | int | float:
-    """Four significant digits are more than a timer has."""
+    """Round to four significant digits, more than a timer has."""
     if isinstance(cell, tuple):
         return " ".join(f"{value:.4g}" for value in cell)
     if isinstance(cell, float):

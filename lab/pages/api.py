@@ -1,4 +1,4 @@
-"""docs/api.md: the names that users import, from their docstrings; nothing is imported for it."""
+"""docs/api.md: the names that users import, from their docstrings; it imports nothing."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def api_text() -> str:
-    """The page."""
+    """Return the page."""
     text = "\n".join([HEAD, *_lines()])
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
 
 def _lines() -> Iterator[str]:
-    known = {package: sorted(public_names(package).items()) for package in PACKAGES}
-    first = dict.fromkeys(name for name, _ in known["shardopt"])
-    for package, names in known.items():
+    names_of = {package: sorted(public_names(package).items()) for package in PACKAGES}
+    first = dict.fromkeys(name for name, _ in names_of["shardopt"])
+    for package, names in names_of.items():
         yield f"## {package}\n"
         for name, module in names:
             if package != "shardopt" and name in first:
@@ -42,10 +42,12 @@ def _lines() -> Iterator[str]:
 
 
 def public_names(package: str) -> dict[str, str]:
-    """Name -> module, as the package's own table has them."""
+    """Return name -> module, from the package's own table."""
     for node in ast.walk(_tree(package)):
         targets = node.targets if isinstance(node, ast.Assign) else ()
-        if any(isinstance(of, ast.Name) and of.id == PACKAGES[package] for of in targets):
+        if any(
+            isinstance(target, ast.Name) and target.id == PACKAGES[package] for target in targets
+        ):
             assert isinstance(node, ast.Assign)
             table: dict[str, str] = ast.literal_eval(node.value)
             if package == "shardopt":
@@ -62,7 +64,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def definition(module: str, name: str) -> Definition:
-    """The function or class of a module, or of the module that it imports the name from."""
+    """Return the function or class of a module, or of the module that it imports it from."""
     for node in _tree(module).body:
         if isinstance(node, Definition) and node.name == name:
             return node
@@ -73,15 +75,15 @@ def definition(module: str, name: str) -> Definition:
     raise LookupError(f"{module} does not define {name}")
 
 
-def _entry(package: str, name: str, found: Definition) -> Iterator[str]:
+def _entry(package: str, name: str, node: Definition) -> Iterator[str]:
     yield f"### {package}.{name}\n"
     yield "```python"
-    yield _signature(found, name)
+    yield _signature(node, name)
     yield "```\n"
-    yield from _documented(ast.get_docstring(found))
-    if not isinstance(found, ast.ClassDef):
+    yield from _documented(ast.get_docstring(node))
+    if not isinstance(node, ast.ClassDef):
         return
-    for method in found.body:
+    for method in node.body:
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
             words = (ast.get_docstring(method) or "").partition("\n\n")[0]
             is_value = any(ast.unparse(d).endswith("property") for d in method.decorator_list)
@@ -91,22 +93,24 @@ def _entry(package: str, name: str, found: Definition) -> Iterator[str]:
     yield ""
 
 
-def _signature(found: Definition, name: str) -> str:
-    """The call as it is written: parameters with types and defaults, without ``self``."""
-    if isinstance(found, ast.ClassDef):
-        made = [m for m in found.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"]
-        if made:
-            return _signature(made[0], name)
-        fields = [ast.unparse(of) for of in found.body if isinstance(of, ast.AnnAssign)]
+def _signature(node: Definition, name: str) -> str:
+    """Return the call as it is written: parameters with types and defaults, without ``self``."""
+    if isinstance(node, ast.ClassDef):
+        constructors = [
+            m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"
+        ]
+        if constructors:
+            return _signature(constructors[0], name)
+        fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
         return _wrapped(name, fields, "")
-    arguments = ast.unparse(found.args)
+    arguments = ast.unparse(node.args)
     listed = [part for part in _parts(arguments) if part != "self"]
-    returns = "" if found.returns is None else f" -> {ast.unparse(found.returns)}"
+    returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
     return _wrapped(name, listed, returns)
 
 
 def _parts(arguments: str) -> list[str]:
-    """The parameters of a list, split at commas outside brackets."""
+    """Split a list of parameters at commas outside brackets."""
     parts, depth = [""], 0
     for letter in arguments:
         depth += (letter in "([{") - (letter in ")]}")
@@ -125,7 +129,7 @@ def _wrapped(name: str, parts: list[str], returns: str) -> str:
 
 
 def _documented(text: str | None) -> Iterator[str]:
-    """A docstring as Markdown: its sections are lists."""
+    """Yield a docstring as Markdown: its sections become lists."""
     lines = inspect.cleandoc(text or "").splitlines()
     section, entry = "", ""
     for line in lines:
@@ -149,8 +153,8 @@ def _documented(text: str | None) -> Iterator[str]:
 def _flushed(entry: str) -> Iterator[str]:
     if not entry:
         return
-    found = ENTRY.match(entry)
-    yield f"- `{found[1]}`: {_markdown(found[2])}" if found else f"- {_markdown(entry)}"
+    match = ENTRY.match(entry)
+    yield f"- `{match[1]}`: {_markdown(match[2])}" if match else f"- {_markdown(entry)}"
 
 
 def _one_line(text: str) -> str:

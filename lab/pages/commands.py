@@ -14,7 +14,7 @@ from shardopt.cli.app import app
 
 
 def flag_lines() -> Iterator[str]:
-    """A chapter for each command, with a line for each of its arguments and flags."""
+    """Yield a chapter for each command, with a line for each of its arguments and flags."""
     for name, command in _commands(get_command(app), "shardopt"):
         yield f"### {name}\n"
         yield f"{command.help.strip().splitlines()[0]}\n"
@@ -26,14 +26,14 @@ def flag_lines() -> Iterator[str]:
 
 
 def _commands(command: Any, words: str) -> Iterator[tuple[str, Any]]:
-    """Every command that is shown, with the words that call it."""
+    """Yield every visible command, with the words that call it."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield words, command
         return
-    for name, one in inner.items():
-        if not one.hidden:
-            yield from _commands(one, f"{words} {name}")
+    for name, subcommand in inner.items():
+        if not subcommand.hidden:
+            yield from _commands(subcommand, f"{words} {name}")
 
 
 def _names(parameter: Any) -> str:
@@ -43,7 +43,7 @@ def _names(parameter: Any) -> str:
 
 
 def _value(parameter: Any) -> str:
-    """What stands for the value of a flag, or the words that it can be."""
+    """Return the placeholder of a flag's value, or its allowed words."""
     if parameter.param_type_name == "argument":
         return ""
     kind = parameter.type_descriptor.annotation
@@ -54,7 +54,7 @@ def _value(parameter: Any) -> str:
 
 
 def _default(parameter: Any) -> str:
-    """The default as it is typed; empty where the flag decides nothing unless it is given."""
+    """Return the default as a user types it; empty for flags without one."""
     value = parameter.default
     if value is None or isinstance(value, bool) or callable(value):
         return ""
@@ -62,5 +62,5 @@ def _default(parameter: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text of one line in a table."""
+    """Return the text as one cell of a table."""
     return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")

@@ -23,7 +23,7 @@ from shardopt.report.html.nodes import node
 WIDTH, HEIGHT = 960, 380
 TOP, BOTTOM = 64, 330
 LEFT_PANEL, RIGHT_PANEL = (60, 400), (490, 940)
-"""From and to, of both axes."""
+"""Left and right edges of the panels."""
 BAND = 0.1
 TICKS_MS = (20, 30, 50, 70, 100, 150, 200, 300)
 INK, GREY, PALE = "#1f2328", "#6e7781", "#d8dee4"
@@ -34,7 +34,7 @@ STYLE = "font-family: system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 
 def figure_of_rows(folder: Path) -> str:
-    """The picture as SVG text, from the CSV files of docs/accuracy.
+    """Draw the picture as SVG text, from the CSV files of docs/accuracy.
 
     Raises:
         InputError: one of them cannot be read.
@@ -52,10 +52,10 @@ def figure_of_rows(folder: Path) -> str:
 
 
 def figure(plans: Sequence[Timed], tasks: Sequence[Timed]) -> str:
-    """The picture as SVG text.
+    """Draw the picture as SVG text.
 
     Args:
-        plans: those that the left panel shows.
+        plans: rows for the left panel.
         tasks: rows of TorchRec's plan and ours, for the right panel.
     """
     parts = (*_scatter(plans), *_bars(tasks))
@@ -83,7 +83,7 @@ def _predicted(row: Timed) -> float:
 
 
 def _scatter(rows: Sequence[Timed]) -> Iterator[Element]:
-    """Both axes logarithmic and of one range, so that equal errors lie equally far off."""
+    """Draw both axes on one logarithmic range, so that equal errors are equally far off."""
     pairs = [(_measured(row), _predicted(row)) for row in rows]
     times = [time for pair in pairs for time in pair]
     error = fmean(abs(predicted / measured - 1) for measured, predicted in pairs)
@@ -126,7 +126,7 @@ def _scatter(rows: Sequence[Timed]) -> Iterator[Element]:
 
 
 def _bars(rows: Sequence[Timed]) -> Iterator[Element]:
-    """A pair of bars a task, measured; the prediction of each is a mark across it."""
+    """Draw two measured bars a task; the prediction of each is a mark across it."""
     tasks = dict.fromkeys((row["batch"], row["task"]) for row in rows)
     named = {(row["batch"], row["task"], row["plan"]): row for row in rows}
     high = 1.08 * max(max(_measured(row), _predicted(row)) for row in rows)

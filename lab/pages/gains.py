@@ -1,7 +1,7 @@
-"""Tables of what our plans gain over those of TorchRec's planner: every measured set, good or bad.
+"""Gains of our plans over those of TorchRec's planner: every measured set, good or bad.
 
 Three sources, all committed rows: the suite against-torchrec (docs/accuracy), the tasks of
-``python -m lab confirm`` (configs/bench/confirmed), and what a clock outside this project measured
+``python -m lab confirm`` (configs/bench/confirmed), and times from a clock outside this project
 (configs/bench/outside).
 """
 
@@ -28,8 +28,8 @@ SETTINGS = (
     ("shipped profile, of another machine", SHIPPED, FORETOLD),
     ("machine calibrated", CALIBRATED, CALIBRATED),
 )
-"""What users do to get these plans, and whose measured and expected gains they have in the suite;
-in the order of the story."""
+"""Setting of the user, and the suite's names of its measured and expected gains, in the order of
+the page."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class GainRow:
     """One measured set of models; gains are fractions of the time of TorchRec's plan.
 
     Args:
-        setting: what was done before the plans were chosen.
-        mean: with its 95 % interval; the ends are None where they are not known.
+        setting: preparation before the plans were chosen.
+        mean: mean gain, with its 95 % interval; None where that is not known.
         expected: mean gain that `plan` printed; None where it is not recorded.
-        words: what else there is to say of it.
+        words: further remarks.
     """
 
     setting: str
@@ -52,7 +52,7 @@ class GainRow:
 
 
 def gain_rows(folder: Path, models: Sequence[str] = ("all",)) -> Iterator[GainRow]:
-    """Every set, from the shipped profile to confirmed plans, those of the outside clock last.
+    """Yield every set, from the shipped profile to confirmed plans, the outside clock's last.
 
     Args:
         folder: docs/accuracy.
@@ -92,7 +92,7 @@ def _verdicts(faster: int, equal: int, slower: int) -> str:
 
 
 def _confirmed() -> Iterator[GainRow]:
-    """Gains of plans from what one trace taught, and of those that were confirmed."""
+    """Yield the gains of plans learned from one trace, and of confirmed plans."""
     tasks = [json.loads(path.read_text()) for path in sorted(CONFIRMED.glob("task_*.json"))]
     tasks = [task for task in tasks if "left_out" not in task]
     kinds = (
@@ -136,38 +136,38 @@ def _outside() -> Iterator[GainRow]:
 
 
 def gain_table(rows: Sequence[GainRow]) -> Iterator[str]:
-    """The rows as a table, with expected gains beside measured ones."""
+    """Yield the rows as a table, with expected gains beside measured ones."""
     yield from table_head("plans chosen with", "models", "mean gain", "expected", "what else")
     for row in rows:
         ends = row.interval and tuple(percent(end, "+") for end in row.interval)
         between = f" ({ends[0]} to {ends[1]})" if ends else ""
-        told = "-" if row.expected is None else percent(row.expected, "+")
+        expected = "-" if row.expected is None else percent(row.expected, "+")
         yield (
-            f"| {row.setting} | {row.models} | {percent(row.mean, '+')}{between} | {told} "
+            f"| {row.setting} | {row.models} | {percent(row.mean, '+')}{between} | {expected} "
             f"| {row.words} |"
         )
 
 
 def optimism(folder: Path) -> str:
-    """Sentences on how much too high expected gains are, from the rows of both profiles."""
-    found = {
+    """Describe by how much expected gains are too high, from the rows of both profiles."""
+    by_plans = {
         row["plans of"]: row
         for row in read_csv(folder / scores_file(SUITE, EXPECTED))
         if (row["runtime"], row["models"], row["task set"]) == ("plain", "all", "all")
     }
-    ours, shipped = found[CALIBRATED], found[FORETOLD]
+    ours, shipped = by_plans[CALIBRATED], by_plans[FORETOLD]
 
     def points(*columns: str) -> str:
         value, low, high = (f"{100 * float(ours[column]):.1f}" for column in columns)
         return f"{value} ({low} to {high})"
 
-    measured, told = float(ours["mean measured"]), float(ours["mean expected"])
+    measured, expected = float(ours["mean measured"]), float(ours["mean expected"])
     return (
         "*Expected* is the gain that `plan` prints. With the machine calibrated it is "
         f"{points('expected - measured', 'from', 'to')} points too high, and the gain of "
         "the predicted times alone "
-        f"{points('optimism', 'optimism from', 'optimism to')}: {100 * measured / told:.0f} % of "
-        "the expected gain is measured, and 90 % intervals hold "
+        f"{points('optimism', 'optimism from', 'optimism to')}: {100 * measured / expected:.0f} % "
+        "of the expected gain is measured, and 90 % intervals hold "
         f"{percent(ours['in the interval'])} of the gains. With the shipped profile of another "
         f"machine they hold {percent(shipped['in the interval'])}."
     )

@@ -1,7 +1,7 @@
 """Every generated page and picture: ``python -m lab pages`` writes them all.
 
-A page is a function of files in the repository, so a test makes each again and compares: a page
-that is older than what it is made of fails it. Rows come from the suites (``python -m lab
+A page is a function of files in the repository, so a test makes each again and compares. A page
+older than its rows fails that test. Rows come from the suites (``python -m lab
 validate``), the benchmark of the search (``python -m lab search``, ``ablate``) and measured gains.
 """
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ACCURACY = "docs/accuracy"
 SEARCH = "configs/bench/search"
 FAMILIES = ("all", "shapes", "published")
-"""Of models whose gains docs/benchmarks.md shows; the README has all together."""
+"""Model families whose gains docs/benchmarks.md shows; the README has all together."""
 
 
 def _readme(root: Path) -> str:
@@ -38,7 +38,7 @@ def _readme(root: Path) -> str:
 
 
 def _with_block(root: Path, name: str, block: str, lines: Iterable[str]) -> str:
-    """A page by hand with one generated chapter."""
+    """Return a hand-written page with one generated chapter."""
     page = root / name
     text = decode(read_bytes(page, "page"), page)
     return replace_block(text, block, "\n" + "\n".join(lines), name)
@@ -62,7 +62,7 @@ PAGES: Mapping[str, Callable[[Path], str]] = {
     "docs/model_file.md": lambda root: model_file_text(),
     "docs/measured.svg": lambda root: figure_of_rows(root / ACCURACY),
 }
-"""File -> what it must hold, from the files below the root of the repository."""
+"""File -> function that makes it, from the files below the root of the repository."""
 
 
 def write_sample(root: Path = ROOT) -> None:
@@ -85,7 +85,7 @@ def write_pages(root: Path = ROOT) -> list[str]:
 
 
 def stale_pages(root: Path = ROOT) -> list[str]:
-    """Names of the pages that are not what their rows make them.
+    """Return the names of the pages that differ from their rows.
 
     Raises:
         InputError: a file of rows is missing or broken.

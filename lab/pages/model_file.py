@@ -63,7 +63,7 @@ FORMS = {
 
 
 def model_file_text() -> str:
-    """The page."""
+    """Return the page."""
     head = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     lines = (line for title, section in SECTIONS for line in _section(title, section))
     return "\n".join([head, *lines]).rstrip("\n") + "\n"

@@ -1,6 +1,6 @@
-"""docs/benchmarks.md: what the committed rows of the search benchmark say.
+"""docs/benchmarks.md, from the committed rows of the search benchmark.
 
-planners_page.md beside this file has the words of the page, and places for what is computed.
+planners_page.md beside this file is the template of the page.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.pages.tables import table_head
 from lab.planners.ablation import CHANGES, WHOLE, AblationRow
 from lab.planners.rows import (
     OURS,
@@ -35,12 +36,12 @@ UNKNOWN = """\
 others; the command runs them again.
 """
 MANY_TABLES = 100
-"""Tables from which the time to a plan as good as TorchRec's has a target."""
+"""Number of tables from which time to a plan as good as TorchRec's is reported."""
 MUCH = 0.01
-"""Relative gain from which a plan counts as better than TorchRec's, not as good."""
+"""Relative gain from which a plan counts as better than TorchRec's, not just as good."""
 
 WORTH, SMALL = 0.003, 5e-5
-"""Share that a stage must bring on an instance to count there, and one that is not shown."""
+"""Share from which a stage's loss on an instance counts, and below which it is not shown."""
 
 Value = Callable[[SearchRow], float | None]
 time_ms: Value = attrgetter("time_ms")
@@ -50,9 +51,11 @@ Fields = Mapping[str, Mapping[str, SearchRow]]
 
 
 def rows_by_instance(rows: Iterable[SearchRow]) -> Fields:
-    """Instance -> its rows by planner, in the order of the rows."""
-    found = grouped(rows, lambda row: row.instance)
-    return {name: {row.planner: row for row in of} for name, of in found.items()}
+    """Group the rows by instance and planner, in their order."""
+    groups = grouped(rows, lambda row: row.instance)
+    return {
+        name: {row.planner: row for row in instance_rows} for name, instance_rows in groups.items()
+    }
 
 
 class HeadToHead(NamedTuple):
@@ -60,8 +63,8 @@ class HeadToHead(NamedTuple):
 
     Args:
         gains: ``1 - ours / theirs`` of instances on which both have a plan that fits.
-        worse: instances on which ours is worse, or has no plan where the other has.
-        only_ours: instances on which the other has no plan that fits, and ours has.
+        worse: instances on which ours is worse, or the only one without a plan.
+        only_ours: number of instances on which only ours has a plan that fits.
     """
 
     instances: int
@@ -71,42 +74,47 @@ class HeadToHead(NamedTuple):
 
     @property
     def median_gain(self) -> float | None:
-        """None without a gain."""
+        """Median gain; None without gains."""
         return statistics.median(self.gains) if self.gains else None
 
 
 def against(fields: Fields, planner: str, ours: Sequence[str], value: Value) -> HeadToHead:
-    """Ours against one planner by one objective.
+    """Compare ours with one planner by one objective.
 
     Args:
-        ours: planners, of which the best plan counts; the first must have run on an instance.
+        ours: planners whose best plan counts; instances that the first did not run are left out.
     """
-    both = {name: of for name, of in fields.items() if planner in of and ours[0] in of}
+    both = {
+        name: planner_rows
+        for name, planner_rows in fields.items()
+        if planner in planner_rows and ours[0] in planner_rows
+    }
     gains: list[float] = []
     worse: list[str] = []
-    only = 0
+    only_ours = 0
     for name, rows in both.items():
-        found = (value(rows[one]) for one in ours if one in rows)
-        mine, theirs = min(filter(None, found), default=None), value(rows[planner])
+        values = (value(rows[name_of_ours]) for name_of_ours in ours if name_of_ours in rows)
+        mine, theirs = min(filter(None, values), default=None), value(rows[planner])
         if mine is None or theirs is None:
-            only += mine is not None
+            only_ours += mine is not None
             worse += [name] if theirs is not None else []
             continue
         gain = 1 - mine / theirs
         gains.append(0.0 if abs(gain) <= SAME else gain)
         if gains[-1] < 0:
             worse.append(name)
-    return HeadToHead(len(both), gains, worse, only)
+    return HeadToHead(len(both), gains, worse, only_ours)
 
 
 class TimeToMatch(NamedTuple):
-    """When our search first had a plan at least as good as TorchRec's default.
+    """Time of our search to a plan at least as good as TorchRec's default.
 
     Args:
         as_good_s: seconds to such a plan; None if it never had one.
-        better_s: seconds to one that is better by `MUCH`; the first as good is often TorchRec's own
-            plan, which starts the search.
-        theirs_s: TorchRec's seconds; ``cut``: it had to end at its limit.
+        better_s: seconds to one that is better by `MUCH`: the first as good is often TorchRec's
+            own plan, the search's warm start.
+        theirs_s: TorchRec's seconds.
+        cut: TorchRec's planner ended at its limit.
     """
 
     instance: str
@@ -117,45 +125,49 @@ class TimeToMatch(NamedTuple):
 
 
 def speed(fields: Fields, least_tables: int = MANY_TABLES) -> list[TimeToMatch]:
-    """Time to a plan as good as TorchRec's default by the predictor, an instance each."""
-    found: list[TimeToMatch] = []
+    """Return the time to a predicted tie with TorchRec's default, for each instance."""
+    matches: list[TimeToMatch] = []
     for name, rows in fields.items():
         theirs, mine = rows.get(TORCHREC), rows.get(SHARDOPT)
         if theirs is None or mine is None or theirs.tables < least_tables:
             continue
         if (ms := theirs.iteration_ms) is not None:
             reached = mine.seconds_to(ms), mine.seconds_to(ms * (1 - MUCH))
-            found.append(TimeToMatch(name, *reached, theirs.seconds, theirs.ended != "done"))
-    return found
+            matches.append(TimeToMatch(name, *reached, theirs.seconds, theirs.ended != "done"))
+    return matches
 
 
 def without_plan(fields: Fields, planner: str, value: Value) -> list[str]:
-    """Instances on which a planner has no plan that fits."""
-    return [name for name, of in fields.items() if planner in of and value(of[planner]) is None]
+    """Return the instances on which a planner has no plan that fits."""
+    return [
+        name
+        for name, planner_rows in fields.items()
+        if planner in planner_rows and value(planner_rows[planner]) is None
+    ]
 
 
 def gaps(fields: Fields, planner: str, value: Value) -> list[float]:
-    """Value over its bound, less 1, of every instance with both."""
-    rows = [of[planner] for of in fields.values() if planner in of]
+    """Return value / bound - 1 of every instance with both."""
+    rows = [planner_rows[planner] for planner_rows in fields.values() if planner in planner_rows]
     return [mine / row.bound_ms - 1 for row in rows if (mine := value(row)) and row.bound_ms]
 
 
 def _planners(fields: Fields) -> list[str]:
-    """Every planner that has a row."""
+    """Return every planner that has a row."""
     return list(dict.fromkeys(name for rows in fields.values() for name in rows))
 
 
 def benchmarks_text(
     rows: Sequence[SearchRow], ablated: Sequence[AblationRow] = (), gains: Sequence[str] = ()
 ) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        ablated: rows of the ablation, which has a chapter if there are any.
+        ablated: rows of the ablation; without any, it has no chapter.
         gains: lines of the chapter on measured gains.
     """
     fields = rows_by_instance(rows)
-    made = {
+    parts = {
         "gains": "\n".join(gains),
         "states": "".join(f"{warning}\n" for warning in _states(rows)),
         "summary": "\n".join(summary(fields)),
@@ -164,12 +176,14 @@ def benchmarks_text(
         "machines": "\n".join(_machines(rows)),
     }
     template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
-    return template.format(**made).rstrip("\n") + "\n"
+    return template.format(**parts).rstrip("\n") + "\n"
 
 
 def _states(rows: Sequence[SearchRow]) -> Iterator[str]:
-    """A warning where the rows are not of one state of the code. TorchRec's planners use less of
-    it, so theirs have a digest of their own."""
+    """Yield a warning where the rows are not of one state of the code.
+
+    TorchRec's planners use less of the code, so their rows have another digest than ours.
+    """
     theirs = {row.sources for row in rows if row.planner.startswith(TORCHREC)}
     ours = {row.sources for row in rows if not row.planner.startswith(TORCHREC)}
     if len(theirs) > 1 or len(ours) > 1:
@@ -179,7 +193,7 @@ def _states(rows: Sequence[SearchRow]) -> Iterator[str]:
 
 
 def summary(fields: Fields) -> Iterator[str]:
-    """Lines on who is better by how much, and how soon."""
+    """Yield lines on how much better each planner is, and how soon."""
     yield f"## In short: {len(fields)} instances\n"
     yield "### (a) by shardopt's prediction\n"
     yield from _against(fields, (SHARDOPT,), time_ms)
@@ -198,7 +212,7 @@ def summary(fields: Fields) -> Iterator[str]:
     yield "### Time to a plan at least as good as TorchRec's\n"
     yield from _speed_words(fields)
     yield "### Plans that fit\n"
-    yield from _table_head("planner", "instances", "no plan that fits (a)", "no plan that fits (b)")
+    yield from table_head("planner", "instances", "no plan that fits (a)", "no plan that fits (b)")
     for name in _planners(fields):
         ran = sum(name in field for field in fields.values())
         a, b = (len(without_plan(fields, name, value)) for value in (time_ms, rated_ms))
@@ -206,28 +220,27 @@ def summary(fields: Fields) -> Iterator[str]:
     yield ""
 
 
-def _table_head(*columns: str) -> Iterator[str]:
-    yield f"| {' | '.join(columns)} |"
-    yield "|" + "---|" * len(columns)
-
-
 def _against(fields: Fields, ours: Sequence[str], value: Value) -> Iterator[str]:
-    """A line for every planner that is not ours, random last."""
-    others = [name for name in _planners(fields) if name not in OURS]
+    """Yield a line for every planner that is not ours, random plans last."""
+    rivals = [name for name in _planners(fields) if name not in OURS]
     worse: set[str] = set()
-    yield from _table_head(
+    yield from table_head(
         *("against", "instances", "better", "equal", "worse", "median gain", "least", "most"),
         "only us",
     )
-    for name in sorted(others, key=lambda name: name == RANDOM):
-        one = against(fields, name, ours, value)
-        worse |= {*one.worse}
-        shown = (one.median_gain, min(one.gains, default=None), max(one.gains, default=None))
-        better = sum(gain > 0 for gain in one.gains)
+    for name in sorted(rivals, key=lambda name: name == RANDOM):
+        result = against(fields, name, ours, value)
+        worse |= {*result.worse}
+        shown = (
+            result.median_gain,
+            min(result.gains, default=None),
+            max(result.gains, default=None),
+        )
+        better = sum(gain > 0 for gain in result.gains)
         gains = " | ".join("-" if gain is None else percent(gain) for gain in shown)
         yield (
-            f"| {name} | {one.instances} | {better} | {one.gains.count(0.0)} | {len(one.worse)} "
-            f"| {gains} | {one.only_ours} |"
+            f"| {name} | {result.instances} | {better} | {result.gains.count(0.0)} "
+            f"| {len(result.worse)} | {gains} | {result.only_ours} |"
         )
     yield ""
     if worse:
@@ -237,7 +250,7 @@ def _against(fields: Fields, ours: Sequence[str], value: Value) -> Iterator[str]
 
 
 def _apart(fields: Fields) -> str:
-    """What better search on TorchRec's numbers is worth by the predictor."""
+    """Describe the predicted gain of better search on TorchRec's rating."""
     by_rating = against(fields, TORCHREC, (RATED_SAME,), time_ms)
     by_time = against(fields, TORCHREC, (SHARDOPT,), time_ms)
     if by_rating.median_gain is None or by_time.median_gain is None:
@@ -254,18 +267,18 @@ def _apart(fields: Fields) -> str:
 
 
 def _gap_words(fields: Fields, planner: str, value: Value) -> Iterator[str]:
-    found = gaps(fields, planner, value)
-    if found:
+    instance_gaps = gaps(fields, planner, value)
+    if instance_gaps:
         yield (
-            f"`{planner}` lies {percent(statistics.median(found))} above its proven lower bound in "
-            f"the median, at most {percent(max(found))}.\n"
+            f"`{planner}` lies {percent(statistics.median(instance_gaps))} above its proven lower "
+            f"bound in the median, at most {percent(max(instance_gaps))}.\n"
         )
 
 
 def _speed_words(fields: Fields) -> Iterator[str]:
-    found = speed(fields)
-    as_good = [one.as_good_s / one.theirs_s for one in found if one.as_good_s is not None]
-    better = [one.better_s / one.theirs_s for one in found if one.better_s is not None]
+    matches = speed(fields)
+    as_good = [match.as_good_s / match.theirs_s for match in matches if match.as_good_s is not None]
+    better = [match.better_s / match.theirs_s for match in matches if match.better_s is not None]
     if not as_good:
         yield f"No instance of {MANY_TABLES} tables or more has been run by both.\n"
         return
@@ -278,22 +291,22 @@ def _speed_words(fields: Fields) -> Iterator[str]:
         f"{percent(MUCH)} or more is found after {_middle_and_most(better)}.\n"
     )
     columns = ("instance", "torchrec s", "as good after s", "share", "better after s", "share")
-    yield from _table_head(*columns)
-    for one in found:
+    yield from table_head(*columns)
+    for match in matches:
         cells = [
             cell
-            for at in (one.as_good_s, one.better_s)
-            for cell in (("-", "-") if at is None else (f"{at:.2f}", percent(at / one.theirs_s)))
+            for at in (match.as_good_s, match.better_s)
+            for cell in (("-", "-") if at is None else (f"{at:.2f}", percent(at / match.theirs_s)))
         ]
-        mark = " (cut)" if one.cut else ""
-        yield f"| {one.instance} | {one.theirs_s:.1f}{mark} | {' | '.join(cells)} |"
+        mark = " (cut)" if match.cut else ""
+        yield f"| {match.instance} | {match.theirs_s:.1f}{mark} | {' | '.join(cells)} |"
     yield ""
 
 
-def _middle_and_most(found: Sequence[float]) -> str:
-    if not found:
+def _middle_and_most(shares: Sequence[float]) -> str:
+    if not shares:
         return "no time, since there is none"
-    middle, most = percent(statistics.median(found)), percent(max(found))
+    middle, most = percent(statistics.median(shares)), percent(max(shares))
     return f"{middle} of TorchRec's time in the median, {most} at worst"
 
 
@@ -306,7 +319,7 @@ def _by_instance(fields: Fields) -> Iterator[str]:
         columns = [n for n in names if n in ours or n not in OURS]
         yield f"## Every instance: {title}\n"
         yield "A dash means that no plan fits, an empty cell that the planner was not run.\n"
-        yield from _table_head("instance", "bound", *columns)
+        yield from table_head("instance", "bound", *columns)
         for name, field in fields.items():
             bound = field[ours[-1]].bound_ms if ours[-1] in field else None
             cells = [
@@ -317,7 +330,7 @@ def _by_instance(fields: Fields) -> Iterator[str]:
             yield f"| {name} | {shown} | {' | '.join(cells)} |"
         yield ""
     yield "## Every instance: who found shardopt's plan, and seconds of each stage\n"
-    yield from _table_head("instance", "gap", "found by", "seconds", "stages")
+    yield from table_head("instance", "gap", "found by", "seconds", "stages")
     for name, field in fields.items():
         if (row := field.get(SHARDOPT)) is not None and (ms := row.time_ms) and row.bound_ms:
             stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in row.stages)
@@ -325,66 +338,68 @@ def _by_instance(fields: Fields) -> Iterator[str]:
             yield f"| {name} | {gap} | {row.found_by} | {row.seconds:.1f} | {stages} |"
     yield ""
     yield "## Every instance: seconds\n"
-    yield from _table_head("instance", *names)
+    yield from table_head("instance", *names)
     for name, field in fields.items():
         yield f"| {name} | {' | '.join(_seconds(field.get(n)) for n in names)} |"
     yield "\n(cut): ended at its limit; (killed): without an answer.\n"
 
 
 def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
-    """What is lost without each stage."""
+    """Yield the loss without each stage."""
     names = [name for name in CHANGES if name != WHOLE]
-    found = grouped(rows, lambda row: row.instance)
-    of = {name: {row.without: row for row in mine} for name, mine in found.items()}
-    of = {name: one for name, one in of.items() if CHANGES.keys() <= one.keys()}
-    if not of:
+    groups = grouped(rows, lambda row: row.instance)
+    by_instance = {name: {row.without: row for row in mine} for name, mine in groups.items()}
+    by_instance = {
+        name: stages for name, stages in by_instance.items() if CHANGES.keys() <= stages.keys()
+    }
+    if not by_instance:
         return
     yield "## What each stage brings\n"
     yield (
-        f"From `python -m lab ablate` on {len(of)} instances; those of "
+        f"From `python -m lab ablate` on {len(by_instance)} instances; those of "
         "configs/bench/search/fresh.yaml are new to the search. The table shows how much slower "
         "the best plan is without a stage. CP-SAT and Optuna are not among the default stages, so "
         "their rows show what they add. Plans are compared by predicted time alone.\n"
     )
-    yield from _table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
+    yield from table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
     for name in names:
-        yield f"| {_lost(name, {i: _slower(one, name) for i, one in of.items()})} |"
+        yield f"| {_lost(name, {i: _slower(stages, name) for i, stages in by_instance.items()})} |"
     yield ""
-    yield from _table_head("instance", "ms", "found by", "gap", *names)
-    for instance, one in of.items():
-        ms, bound_ms = _times(one[WHOLE])
-        lost = [_slower(one, name) for name in names]
+    yield from table_head("instance", "ms", "found by", "gap", *names)
+    for instance, stages in by_instance.items():
+        ms, bound_ms = _times(stages[WHOLE])
+        lost = [_slower(stages, name) for name in names]
         cells = [
             "no plan" if value is None else f"{100 * value:.2f}" if abs(value) > SMALL else ""
             for value in lost
         ]
         yield (
-            f"| {instance} | {number(ms)} | {one[WHOLE].found_by} | {percent(ms / bound_ms - 1)} "
-            f"| {' | '.join(cells)} |"
+            f"| {instance} | {number(ms)} | {stages[WHOLE].found_by} "
+            f"| {percent(ms / bound_ms - 1)} | {' | '.join(cells)} |"
         )
     yield "\nLosses in the last table are in per cent; below 0.005 % the cell is empty.\n"
 
 
 def _times(row: AblationRow) -> tuple[float, float]:
-    """Time and bound of the whole search."""
+    """Return the time and bound of the whole search in ms."""
     assert row.iteration_ms
     assert row.bound_ms
     return row.iteration_ms, row.bound_ms
 
 
-def _slower(of: Mapping[str, AblationRow], name: str) -> float | None:
-    """By how much the plan is slower without a stage; None where there is none."""
-    found = of[name].iteration_ms
-    return None if found is None else found / _times(of[WHOLE])[0] - 1
+def _slower(stages: Mapping[str, AblationRow], name: str) -> float | None:
+    """Return the relative slowdown without a stage; None where no plan was found."""
+    without_ms = stages[name].iteration_ms
+    return None if without_ms is None else without_ms / _times(stages[WHOLE])[0] - 1
 
 
 def _lost(name: str, lost: Mapping[str, float | None]) -> str:
-    """A stage with the median, mean and largest loss, where that is, and how many lose much or have
-    no plan."""
-    known = {instance: value for instance, value in lost.items() if value is not None}
-    values = list(known.values())
-    worst = max(known, key=known.__getitem__)
-    shown = (statistics.median(values), statistics.fmean(values), known[worst])
+    """Return the cells of a stage: median, mean and largest loss, its instance, and the number of
+    instances that lose much or have no plan."""
+    with_plan = {instance: value for instance, value in lost.items() if value is not None}
+    values = list(with_plan.values())
+    worst = max(with_plan, key=with_plan.__getitem__)
+    shown = (statistics.median(values), statistics.fmean(values), with_plan[worst])
     much = sum(value is None or value > WORTH for value in lost.values())
     return " | ".join([name, *(f"{100 * value:.2f} %" for value in shown), worst, str(much)])
 
@@ -398,8 +413,8 @@ def _seconds(row: SearchRow | None) -> str:
 
 def _machines(rows: Sequence[SearchRow]) -> Iterator[str]:
     yield "## Machine\n"
-    for machine, of in grouped(rows, lambda row: row.machine).items():
-        loads = [row.load for row in of]
+    for machine, machine_rows in grouped(rows, lambda row: row.machine).items():
+        loads = [row.load for row in machine_rows]
         yield f"- {machine}; load average {min(loads):.1f} to {max(loads):.1f}"
     yield "\n## Sources\n"
     yield (

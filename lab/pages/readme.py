@@ -14,11 +14,11 @@ from predictor.errors import InputError
 
 START, END = "<!-- generated: {} -->", "<!-- end of {} -->"
 APART = " / "
-"""Between figures of several parts or machines in one cell."""
+"""Separator of several parts or machines in one cell."""
 
 
 def readme_text(readme: str, folder: Path, where: str = "README.md") -> str:
-    """The README with the figures of the committed rows.
+    """Return the README with the figures of the committed rows.
 
     Args:
         folder: docs/accuracy.
@@ -38,29 +38,29 @@ def readme_text(readme: str, folder: Path, where: str = "README.md") -> str:
 
 
 def replace_block(page: str, name: str, text: str, where: str) -> str:
-    """A page with other text between two markers.
+    """Replace the text between two markers of a page.
 
     Raises:
         InputError: the page lacks them.
     """
     start, end = START.format(name), END.format(name)
-    before, found, rest = page.partition(start)
+    before, opened, rest = page.partition(start)
     _, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise InputError(f"{where}: lacks '{start}' and '{end}', between which a table goes")
     return f"{before}{start}\n{text}\n{end}{after}"
 
 
 def _scores_of(suite: Suite, names: Sequence[str]) -> list[Mapping[str, str]]:
-    found = {row["what"]: row for row in read_scores() if row["suite"] == suite.name}
-    missing = [name for name in names if name not in found]
+    by_name = {row["what"]: row for row in read_scores() if row["suite"] == suite.name}
+    missing = [name for name in names if name not in by_name]
     if missing:
         raise InputError(f"lab/first_scores.csv: {suite.name} has no first score '{missing[0]}'")
-    return [found[name] for name in names]
+    return [by_name[name] for name in names]
 
 
 def _joined(rows: Sequence[Mapping[str, str]], column: str) -> str:
-    """The figures of a column in one cell; ``-`` where no row has one."""
+    """Join the figures of a column in one cell; ``-`` where no row has one."""
     cells = [percent(row[column]) for row in rows]
     if all(cell == "-" for cell in cells):
         return "-"
@@ -68,7 +68,7 @@ def _joined(rows: Sequence[Mapping[str, str]], column: str) -> str:
 
 
 def _first_scores() -> Iterator[str]:
-    """What suites scored on machines that the model had never seen."""
+    """Yield the suites' scores on machines that the model had never seen."""
     columns = ("n", "mean error", "geometric mean", "covered")
     quoted = [
         _scores_of(suite, shown["first"]) for suite in SUITES.values() for shown in suite.lead
@@ -88,15 +88,15 @@ def _first_scores() -> Iterator[str]:
 
 
 def _accuracy(folder: Path) -> Iterator[str]:
-    found = {(row["suite"], row["part"]): row for row in read_csv(folder / SUMMARY)}
+    by_part = {(row["suite"], row["part"]): row for row in read_csv(folder / SUMMARY)}
     columns = ("suite", "what is predicted", "n", "mean", "geometric mean", "covered")
     yield from table_head(*columns, "these figures are", "first score, mean")
     for suite in SUITES.values():
         for shown in suite.readme:
-            missing = [part for part in shown["parts"] if (suite.name, part) not in found]
+            missing = [part for part in shown["parts"] if (suite.name, part) not in by_part]
             if missing:
                 raise InputError(f"{folder / SUMMARY}: no part '{missing[0]}' of {suite.name}")
-            rows = [found[suite.name, part] for part in shown["parts"]]
+            rows = [by_part[suite.name, part] for part in shown["parts"]]
             errors = (_joined(rows, column) for column in ("mean", "geomean", "covered"))
             first = _scores_of(suite, shown["first"])
             firsts = f"{_joined(first, 'mean')} (n {APART.join(row['n'] for row in first)})"

@@ -1,4 +1,4 @@
-"""The answer at the head of the README: the command there is run, and the main lines of it kept."""
+"""The answer at the head of the README: the main lines that its command prints."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ THEIRS = "TorchRec's planner"
 
 
 def with_sample(readme: str, root: Path, where: str = "README.md") -> str:
-    """The README with what its `plan` command prints now; it takes as long as the command.
+    """Run the README's `plan` command, and return the README with its answer.
 
     Raises:
         InputError: the README has no such block, or the command fails.
     """
-    found = BLOCK.search(readme)
-    if found is None:
+    match = BLOCK.search(readme)
+    if match is None:
         raise InputError(f"{where}: lacks a console block that begins with '$ shardopt plan'")
-    lines = "\n".join(main_lines(run(found[1], root).splitlines()))
-    return f"{readme[: found.start(2)]}{lines}\n{readme[found.end(2) :]}"
+    lines = "\n".join(main_lines(run(match[1], root).splitlines()))
+    return f"{readme[: match.start(2)]}{lines}\n{readme[match.end(2) :]}"
 
 
 def run(words: str, root: Path) -> str:
-    """Standard output of a `shardopt` command, whose files are written elsewhere.
+    """Run a `shardopt` command with its output files in a temporary folder; return its stdout.
 
     Raises:
         InputError: it fails.
     """
     with TemporaryDirectory() as folder:
-        given = [
+        arguments = [
             str(Path(folder) / word) if flag in ("-o", "--output") else word
             for flag, word in zip(["", *shlex.split(words)], shlex.split(words), strict=False)
         ]
-        command = [sys.executable, "-m", "shardopt", *given, "--no-cache"]
+        command = [sys.executable, "-m", "shardopt", *arguments, "--no-cache"]
         environment = {"COLUMNS": WIDTH, "PYTHONPATH": str(root), "PATH": "", "NO_COLOR": "1"}
         done = subprocess.run(
             command, cwd=root, env=environment, capture_output=True, text=True, check=False
@@ -55,7 +55,7 @@ def run(words: str, root: Path) -> str:
 
 
 def main_lines(lines: list[str]) -> Iterator[str]:
-    """The verdict, the first advice, the best plan beside TorchRec's, and the bound."""
+    """Yield the verdict, the first advice, the best plan beside TorchRec's, and the bound."""
     lines = [line.rstrip() for line in lines]
     yield from lines[: lines.index("")]
     advice = _table(lines, ADVICE)
@@ -71,14 +71,14 @@ def main_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _table(lines: list[str], title: str) -> list[str]:
-    """The lines of the paragraph that begins with a title; none where there is no such."""
+    """Return the lines of the paragraph that begins with a title; none without one."""
     start = next((at for at, line in enumerate(lines) if line.startswith(title)), len(lines))
     rest = lines[start:]
     return rest[: rest.index("")] if "" in rest else rest
 
 
 def _entry(rows: list[str]) -> Iterator[str]:
-    """The first entry of a table, with the lines that go on with it."""
+    """Yield the first entry of a table, with its continuation lines."""
     yield from rows[:1]
     for row in rows[1:]:
         if not row.startswith(" " * 10):

@@ -1,4 +1,4 @@
-"""What `python -m lab validate` found, as tables and as JSON."""
+"""Results of `python -m lab validate`, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FEW_ROWS = 100
 
 
 def report_object(report: Report) -> dict[str, Any]:
-    """One suite for ``--json``.
+    """Return one suite for ``--json``.
 
     Keys:
-        rows: comparisons that nothing was fitted on: what names it, ``measured_ms``,
+        rows: comparisons that nothing was fitted on: their names, ``measured_ms``,
             ``predicted_ms``, ``interval_ms`` (90 %, low and high; null where there is none),
             ``error`` (predicted / measured - 1), ``part``, ``family`` and ``source``.
-        n: how many; ``mape`` and ``geomean`` of those whose ``part`` is ``headline``, fractions;
+        n: their number; ``mape`` and ``geomean`` of the part ``headline``, fractions;
             ``covered``: the share of them that lies in its interval.
         other_rows: the same for rows that constants were fitted on, or outside the headline.
         parts, families: the same by part, and by part and family.
@@ -34,7 +34,7 @@ def report_object(report: Report) -> dict[str, Any]:
         scores: further tables, if the suite has any: name -> ``about`` and ``rows``.
     """
     listed = {id(row) for row in report.listed}
-    found = {
+    answer = {
         "suite": report.suite,
         **_summary(report.summary),
         "n": len(listed),
@@ -51,8 +51,8 @@ def report_object(report: Report) -> dict[str, Any]:
         "notes": list(report.notes),
     }
     if report.scores:
-        found["scores"] = {s.name: scores_object(s) for s in report.scores}
-    return found
+        answer["scores"] = {s.name: scores_object(s) for s in report.scores}
+    return answer
 
 
 def _row(row: ComparedRow) -> dict[str, Any]:
@@ -69,13 +69,13 @@ def _row(row: ComparedRow) -> dict[str, Any]:
 
 
 def _summary(summary: Summary) -> dict[str, float | int | None]:
-    """JSON has no NaN: an error of no rows is null."""
+    """Return a summary for JSON, which has no NaN: the error of no rows is null."""
     figures = zip(("mape", "geomean", "worst", "covered"), summary.figures, strict=True)
     return {"n": summary.n, **{key: None if math.isnan(v) else v for key, v in figures}}
 
 
 def show_report(console: Console, report: Report, *, quiet: bool = False) -> None:
-    """Errors by part and family; the rows themselves where they are few."""
+    """Print errors by part and family, and the rows themselves where they are few."""
     heading(console, f"validate {report.suite}", "predicted against measured")
     parts = {
         name + (" *" if name == report.headline else ""): summary
@@ -125,14 +125,14 @@ def _errors(summary: Summary) -> list[str]:
 
 
 def _show(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    made = table(*columns)
+    rendered = table(*columns)
     for row in rows:
-        made.add_row(*row)
-    show(console, made)
+        rendered.add_row(*row)
+    show(console, rendered)
 
 
 def scores_object(scores: Scores) -> dict[str, Any]:
-    """Column key -> value for each row, fractions as they are; null where there is none."""
+    """Return each row as column -> value, fractions as they are; null where there is none."""
     keys = [title for title, _ in scores.columns]
     rows = [dict(zip(keys, map(_plain, row), strict=True)) for row in scores.rows]
     return {"about": scores.about, "rows": rows}
@@ -145,11 +145,11 @@ def _plain(cell: Cell) -> Any:
 
 
 MOST_COLUMNS = 9
-"""More do not fit side by side on a console."""
+"""Most columns that fit side by side on a console."""
 
 
 def show_scores(console: Console, scores: Scores) -> None:
-    """One table with its title; wide ones are transposed."""
+    """Print one table with its title; wide ones are transposed."""
     heading(console, scores.name)
     if scores.about:
         line(console, f"  {scores.about}", style="dim")
@@ -162,7 +162,7 @@ def show_scores(console: Console, scores: Scores) -> None:
 
 
 def cell_text(cell: Cell, kind: str) -> str:
-    """A cell as people read it; ``-`` where there is no figure."""
+    """Return a cell as people read it; ``-`` where there is no figure."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return "-"
     if isinstance(cell, tuple):

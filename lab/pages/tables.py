@@ -1,4 +1,4 @@
-"""Committed CSV files in, tables of Markdown out."""
+"""Reading of committed CSV files, and Markdown tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardopt.files import decode, read_bytes
 
 
 def read_csv(path: Path) -> list[Mapping[str, str]]:
-    """Every row of a CSV file but for comments.
+    """Return every row of a CSV file, without comments.
 
     Raises:
         InputError: the file cannot be read.
@@ -21,16 +21,16 @@ def read_csv(path: Path) -> list[Mapping[str, str]]:
 
 
 def scores_file(suite: str, name: str) -> str:
-    """Name of the CSV file with a further table of a suite."""
+    """Return the name of the CSV file with a further table of a suite."""
     return f"{suite}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.csv"
 
 
 def percent(share: object, sign: str = "") -> str:
-    """A fraction as people read it; ``-`` where there is none."""
+    """Return a fraction as people read it; ``-`` where there is none."""
     return "-" if share == "" else f"{100 * float(str(share)):{sign}.1f} %"
 
 
 def table_head(*columns: str) -> Iterator[str]:
-    """The first two lines of a table."""
+    """Yield the first two lines of a table."""
     yield f"| {' | '.join(columns)} |"
     yield "|" + "---|" * len(columns)

@@ -1,1 +1,1 @@
-"""Planners of other people's and the suite that compares them with ours."""
+"""Published planners, and the suite that compares them with ours."""

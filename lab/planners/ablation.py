@@ -1,9 +1,8 @@
-"""What every stage of the search brings: the same search with other parameters, instance by
-instance.
+"""Contribution of each stage of the search: the same search with other parameters, by instance.
 
-A stage is judged by the predicted time of the best plan, of plans that tie the fastest, and by what
-is proven below it. Work is counted in steps and deterministic time, so the figures are the same on
-any machine, but for the seconds.
+A stage is judged by the predicted time of the best plan, among plans that tie the fastest, and by
+the proven bound. Work is counted in steps and deterministic time, so only the seconds depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from shardopt.measure.store import RowKind, RowsFile
 ABLATION = "ablation.csv"
 """File of its rows beside those of the planners."""
 WHOLE = "all"
-"""The search with all that it has."""
+"""Name of the run with every stage."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Searchers and parameters of a search that lacks a stage, or has one more."""
+    """Searchers and parameters of a search without a stage, or with one more."""
 
     searchers: Sequence[str] = SEARCHERS
     params: SearchParams = DEFAULT
@@ -46,7 +45,7 @@ CHANGES: Mapping[str, Change] = {
     "with cpsat": Change(searchers=(*SEARCHERS, "cpsat")),
     "with optuna": Change(searchers=(*SEARCHERS, "optuna")),
 }
-"""Name of what is left out -> the search without it; the last two come on top."""
+"""Name of a stage -> the search without it; the last two are added to the default search."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ class AblationRow:
 
     Args:
         without: the stage; `WHOLE` where none is left out.
-        iteration_ms: of the best plan that is known; None where none was found.
-        found_by: who found it.
-        bound_ms: what is proven; None where no plan was found.
+        iteration_ms: of the best plan; None where none was found.
+        found_by: stage that found it.
+        bound_ms: proven lower bound; None where no plan was found.
         seconds: of processor time.
     """
 
@@ -96,20 +95,20 @@ ABLATION_ROWS = RowKind(
 def ablate(
     instances: Sequence[Instance], rows: Path, effort: float, say: Callable[[str], None]
 ) -> list[AblationRow]:
-    """Run the instances that are not among the rows yet, and write each as soon as it is known.
+    """Run the instances that are not among the rows yet, and write each row once it is known.
 
     Args:
-        say: a line for each row.
+        say: receives a line for each row.
 
     Raises:
         InputError: the rows cannot be read or written.
         InfeasibleError: no plan of an instance is found with all stages.
     """
     file = RowsFile(rows, ABLATION_ROWS)
-    known = {(row.instance, row.without) for row in file.rows}
+    finished = {(row.instance, row.without) for row in file.rows}
     for instance in instances:
-        left = [name for name in CHANGES if (instance.name, name) not in known]
-        for row in _rows(instance, left, effort):
+        missing = [name for name in CHANGES if (instance.name, name) not in finished]
+        for row in _rows(instance, missing, effort):
             file.append(row)
             bound = "" if row.bound_ms is None else f", bound {row.bound_ms:.4g}"
             best = "no plan" if row.iteration_ms is None else f"{row.iteration_ms:.5g} ms"
@@ -118,7 +117,7 @@ def ablate(
 
 
 def _rows(instance: Instance, names: Sequence[str], effort: float) -> Iterator[AblationRow]:
-    """The rows of an instance. Every run has the problem anew, with nothing priced yet."""
+    """Yield the rows of an instance; every run starts from a new problem with empty caches."""
     for name in names:
         problem, start = replace(problem_of(instance), scenarios=()), time.process_time()
         best_ms, found_by, bound_ms = None, "", None

@@ -1,13 +1,13 @@
-"""The same kind of search on TorchRec's estimate: the costliest rank is as cheap as possible.
+"""A search of our kind on TorchRec's estimate: it minimises the costliest rank.
 
 TorchRec rates a plan by the largest sum of shard costs on a rank. Beside TorchRec's planner, which
-minimises the same number, this tells what better search is worth; the rest of what shardopt's plans
-gain comes from its predictor. The steps:
+minimises the same number, this shows the value of better search; the rest of the gain of shardopt's
+plans comes from its predictor. The steps:
 
-bound    the smallest rating that memory and options do not rule out
-options  the bound's own at targets just above it; TorchRec's, which start it warm
+bound    smallest rating that memory and options do not rule out
+options  those that the bound picks at targets just above it; TorchRec's plan as a warm start
 ranks    greedy, then moves and swaps of shards                        (lab.planners.balance)
-tables   on the costliest rank come back under other options
+tables   those of the costliest rank get other options
 both     jointly, by CP-SAT, where the model is not too large
 
 Why: docs/decisions/0033-baselines.md.
@@ -45,10 +45,10 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 PRECISION = 1e-4
-"""Relative width at which the search for z ends; the bound is its lower end."""
+"""Relative width at which the bisection for the rating ends; the bound is its lower end."""
 PRICE_STEPS = 24
 ROUNDS = 2
-"""Times that the prices of HBM and host memory are set one after the other."""
+"""Rounds in which the dual prices of HBM and host memory are set in turn."""
 MAX_PRICE = 2.0**40
 
 
@@ -60,7 +60,7 @@ class OptionArrays:
         cost: of each shard of an option in ms, ``[options]``.
         total: of all of its shards.
         memory: of all of its shards over what all ranks have, ``[options, hbm or ddr]``.
-        largest: the largest shard's bytes over what the largest rank has, of either kind.
+        largest: bytes of the largest shard over the largest rank's, the larger of both kinds.
         starts: first option of every table.
     """
 
@@ -72,14 +72,14 @@ class OptionArrays:
 
 
 class AdditiveBound:
-    """Bounds and picks for one problem with ``world`` ranks."""
+    """Lower bound on the rating, and the options behind it, for ``world`` ranks."""
 
     def __init__(self, items: OptionArrays, world: int) -> None:
         self.items = items
         self.world = world
 
     def lower_bound_ms(self) -> float:
-        """No plan has a smaller rating."""
+        """Return a rating in ms that no plan undercuts."""
         least = float(np.maximum.reduce(np.minimum.reduceat(self.items.cost, self.items.starts)))
         low, high = least, least
         while self._refuted(high):
@@ -98,15 +98,17 @@ class AdditiveBound:
     def pick(
         self, target: float, pressure: float = 1.0, largest: float = 1.0
     ) -> tuple[Ints, float]:
-        """Least total cost plus memory price among options whose shards cost at most ``target``:
-        the option of every table in `OptionArrays`, and a lower bound on the total cost in ms.
+        """Return the options of least cost plus memory price whose shards cost at most ``target``.
+
+        The result is the option of every table in `OptionArrays`, and a lower bound on the total
+        cost in ms.
 
         Args:
             target: at least every table's cheapest shard.
-            pressure: share of all memory that may be taken is one over this; above 1 the picks
-                leave room, and the total is no bound.
-            largest: share of a rank's memory that a shard may take, where a table can do with it;
-                below 1, the total is no bound.
+            pressure: divisor of all memory; above 1 the picks leave room, and the total is no
+                bound.
+            largest: share of a rank's memory that a shard may take, where the table has such an
+                option; below 1, the total is no bound.
         """
         allowed = np.where(self.items.cost <= target, 0.0, np.inf)
         small = np.where(self.items.largest <= largest, allowed, np.inf)
@@ -122,7 +124,7 @@ class AdditiveBound:
         return options, value - float(prices.sum()) * room
 
     def _price(self, total: Array, prices: Array, kind: int, room: float) -> float:
-        """The smallest price of one kind of memory at which the picks fit, the other's fixed."""
+        """Return the smallest dual price of one kind of memory at which the picks fit."""
         low, high = 0.0, float(np.mean(self.items.total))
         trial = prices.copy()
 
@@ -143,7 +145,7 @@ class AdditiveBound:
         return high
 
     def _least(self, total: Array, prices: Array) -> tuple[Ints, float]:
-        """The cheapest option of every table at these prices, and the sum."""
+        """Return the cheapest option of every table at these dual prices, and the sum."""
         priced = total + self.items.memory @ prices
         least = np.minimum.reduceat(priced, self.items.starts)
         sizes = np.diff(np.append(self.items.starts, len(priced)))
@@ -156,7 +158,7 @@ class AdditiveBound:
 def stack_options(
     costs: Sequence[Sequence[float]], memory: Sequence[Sequence[Array]], caps: Array
 ) -> OptionArrays:
-    """The options as arrays.
+    """Return the options as arrays.
 
     Args:
         costs: of each shard of every option, a list a table.
@@ -178,22 +180,22 @@ NORM = 16
 GAIN = 1e-9
 """Relative gain below which a change does not count."""
 TARGETS = (1.0, 1.003, 1.01, 1.03, 1.1, 1.3)
-"""Ratings aimed at, over the bound."""
+"""Target ratings over the bound."""
 PRESSURES = (1.0, 1.02, 1.1, 1.5)
-"""Divisors of the memory that options may take: what fits in total may not fit rank by rank."""
+"""Divisors of total memory: options that fit in total may not fit rank by rank."""
 LARGEST = (1.0, 0.5, 0.25, 0.1)
 """Shares of a rank's memory that a shard may take: small shards fit where large ones do not."""
 NEAR = 1.02
-"""Rating over the bound at which no more starts are tried."""
+"""Rating over the bound below which no more starts are tried."""
 STARTS = 3
 PUTS = 10_000
 """Tables put back in a descent at effort 1."""
 WIDE = 0.01
-"""A relative gap above which CP-SAT is asked, too: memory is tight, or tables are few."""
+"""Relative gap above which CP-SAT runs too: memory is tight, or tables are few."""
 CPSAT_WORK = 0.6
 """Deterministic time of CP-SAT at effort 1, about seconds on one core."""
 MAX_VARIABLES = 40_000
-"""Larger models do not improve on their hint within any reasonable budget."""
+"""Limit for CP-SAT: larger models do not improve on their hint in a reasonable budget."""
 UNITS_PER_MS = 1e5
 """Time resolution of the integer model: 10 ns."""
 FEASIBILITY_WORK = 10.0
@@ -201,13 +203,13 @@ FEASIBILITY_WORK = 10.0
 
 @dataclass(frozen=True)
 class AdditivePlan:
-    """What came out.
+    """Plan of least rating, with its bound.
 
     Args:
-        plan: as it would be loaded.
-        assignment: the same; options carry their memory as TorchRec counts it.
-        rating_ms: the largest sum of shard costs on a rank, which is no iteration time.
-        lower_bound_ms: no plan of these options that fits has a smaller one.
+        plan: as a plan file holds it.
+        assignment: the same plan; its options carry TorchRec's count of memory.
+        rating_ms: the largest sum of shard costs on a rank; not an iteration time.
+        lower_bound_ms: no plan of these options that fits has a smaller rating.
     """
 
     plan: ShardingPlan
@@ -222,7 +224,7 @@ def solve_additive(
     """Minimise TorchRec's rating under TorchRec's count of memory.
 
     Args:
-        extended: also the options that shardopt adds; without it, TorchRec's alone.
+        extended: also use the options that shardopt adds to TorchRec's.
 
     Raises:
         InfeasibleError: no plan fits, or a table has no option left.
@@ -231,20 +233,20 @@ def solve_additive(
 
 
 class _Rated(Surrogate):
-    """A surrogate with one phase, TorchRec's cost, so that placer and balancer minimise that."""
+    """Surrogate with TorchRec's cost as its only phase, for placer and balancer to minimise."""
 
     def __init__(self, objective: Objective, torchrec: TorchRecObjective) -> None:
         super().__init__(objective)
         self.torchrec = torchrec
 
     def exchange(self, option: Option) -> tuple[str, str]:
-        """All in one."""
+        """Return one exchange for all options."""
         return ("", "")
 
     def _phases(self, option: Option) -> Array:
-        found = np.zeros((option.num_shards, PHASES))
-        found[:, FORWARD] = self.torchrec.cost_ms(option)
-        return found
+        phases = np.zeros((option.num_shards, PHASES))
+        phases[:, FORWARD] = self.torchrec.cost_ms(option)
+        return phases
 
 
 class _Search:
@@ -274,18 +276,18 @@ class _Search:
         ]
 
     def loads(self, plan: Assignment) -> Array:
-        """Sum of shard costs on every rank in ms, ``[ranks]``."""
+        """Return the sum of shard costs on every rank in ms, ``[ranks]``."""
         loads = np.zeros(self.objective.problem.topology.world_size)
         for option, ranks in plan:
             np.add.at(loads, list(ranks), self.cost[option])
         return loads
 
     def rating_ms(self, plan: Assignment) -> float:
-        """The costliest rank's sum."""
+        """Return the costliest rank's sum in ms."""
         return float(self.loads(plan).max())
 
     def best(self) -> AdditivePlan:
-        """The best plan of all starts."""
+        """Return the best plan of all starts."""
         lower = self.bound.lower_bound_ms()
         starts = sorted(dict.fromkeys(self._starts(lower)), key=self.rating_ms)[:STARTS]
         best = min(map(self._improved, starts), key=self.rating_ms)
@@ -295,25 +297,25 @@ class _Search:
         return AdditivePlan(plan, best, self.rating_ms(best), lower)
 
     def _starts(self, lower: float) -> Iterator[Assignment]:
-        """Plans that fit, at least one."""
-        none = True
+        """Yield plans that fit, at least one."""
+        found_any = True
         for plan in (*self._picked(lower), self._torchrec()):
             if plan is not None:
-                none = False
+                found_any = False
                 yield plan
             if self.stop.reached():
                 break
-        if none:
+        if found_any:
             work = FEASIBILITY_WORK * max(1.0, self.stop.effort)
-            left = max(1.0, self.stop.remaining_s)
-            found = find_feasible(self.objective, work, self.seed, left)
-            if found.assignment is None:
-                raise missing_memory(self.objective, found)
-            yield found.assignment
+            remaining_s = max(1.0, self.stop.remaining_s)
+            feasible = find_feasible(self.objective, work, self.seed, remaining_s)
+            if feasible.assignment is None:
+                raise missing_memory(self.objective, feasible)
+            yield feasible.assignment
 
     def _picked(self, lower: float) -> Iterator[Assignment | None]:
-        """The options of the bound, placed, at a few targets; with smaller shards, too, unless
-        that comes near the bound."""
+        """Place the options of the bound at a few targets, then with smaller shards, until a plan
+        comes near the bound."""
         best = math.inf
         for largest, target in itertools.product(LARGEST, TARGETS):
             if best <= lower * NEAR:
@@ -329,19 +331,19 @@ class _Search:
             yield plan
 
     def _torchrec(self) -> Assignment | None:
-        """What TorchRec's default planner answers, with the options of this space."""
+        """Return the plan of TorchRec's default planner in options of this space, if it fits."""
         problem = self.objective.problem
-        theirs = torchrec_plan(problem.workload, problem.topology, problem.hardware.device)
-        if theirs is None:
+        baseline = torchrec_plan(problem.workload, problem.topology, problem.hardware.device)
+        if baseline is None:
             return None
-        named = [self.space.option_of(t, plan) for t, plan in enumerate(theirs.tables)]
-        found = tuple(
+        named = [self.space.option_of(t, plan) for t, plan in enumerate(baseline.tables)]
+        choices = tuple(
             (option, plan.ranks)
-            for option, plan in zip(named, theirs.tables, strict=True)
+            for option, plan in zip(named, baseline.tables, strict=True)
             if option is not None and option.is_legal(plan.ranks, problem.topology)
         )
-        whole = len(found) == len(theirs.tables) and self.objective.fits(found)
-        return found if whole else None
+        whole = len(choices) == len(baseline.tables) and self.objective.fits(choices)
+        return choices if whole else None
 
     def _improved(self, plan: Assignment) -> Assignment:
         balanced = balance(self.objective, self.rated, plan)
@@ -351,7 +353,7 @@ class _Search:
         return min((moved, again, balanced, plan), key=self.rating_ms)
 
     def descend(self, assignment: Assignment, steps: int) -> Assignment:
-        """Put back tables of the costliest rank until none helps, at most ``steps`` times."""
+        """Re-place tables of the costliest rank until none helps, with at most ``steps`` tries."""
         plan = list(assignment)
         tied = {table for group in self.space.co_locate for table in group}
         loads, used = self.loads(assignment), self.objective.memory(assignment)
@@ -359,11 +361,11 @@ class _Search:
             scale, costliest = float(loads.max()), int(np.argmax(loads))
             best: tuple[float, int, Choice, Array, Array] | None = None
             now = _norm(loads, scale)
-            for table, (had, ranks) in enumerate(plan):
+            for table, (current, ranks) in enumerate(plan):
                 if table in tied or costliest not in ranks:
                     continue
-                below, room = loads.copy(), used - self.objective.footprint(had, ranks)
-                np.subtract.at(below, list(ranks), self.cost[had])
+                below, room = loads.copy(), used - self.objective.footprint(current, ranks)
+                np.subtract.at(below, list(ranks), self.cost[current])
                 for option in self.ranked[table]:
                     if self.cost[option] >= scale:
                         continue
@@ -371,23 +373,23 @@ class _Search:
                         return tuple(plan)
                     phases = np.zeros((len(loads), PHASES))
                     phases[:, FORWARD] = below
-                    put = self.placer.best_ranks(option, phases, room)
-                    if put is None:
+                    new_ranks = self.placer.best_ranks(option, phases, room)
+                    if new_ranks is None:
                         continue
                     after = below.copy()
-                    np.add.at(after, list(put), self.cost[option])
+                    np.add.at(after, list(new_ranks), self.cost[option])
                     norm = _norm(after, scale)
                     if norm < now * (1 - GAIN) and (best is None or norm < best[0]):
-                        taken = room + self.objective.footprint(option, put)
-                        best = (norm, table, (option, put), after, taken)
+                        used_after = room + self.objective.footprint(option, new_ranks)
+                        best = (norm, table, (option, new_ranks), after, used_after)
             if best is None:
                 return tuple(plan)
             _, table, plan[table], loads, used = best
 
     def _exact(self, best: Assignment) -> Assignment:
-        """CP-SAT's joint choice of options and ranks; one worker and a deterministic limit make it
-        reproducible."""
-        # an option with a shard as costly as all of a rank now is in no better plan
+        """Let CP-SAT choose options and ranks jointly; one worker and a deterministic limit make
+        it reproducible."""
+        # no better plan has an option with a shard as costly as the costliest rank
         rating = self.rating_ms(best)
         options = [
             [o for o in options if self.cost[o] < rating or o is mine]
@@ -412,7 +414,7 @@ class _Search:
 
 
 def _hint(build: PlacementModel, plan: Assignment) -> None:
-    """Start from a plan."""
+    """Give the model a plan as its warm start."""
     for table, (option, ranks) in enumerate(plan):
         for placed in build.tables[table]:
             mine = placed.option is option

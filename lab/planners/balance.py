@@ -1,4 +1,4 @@
-"""Evens out the phases of a placed plan: shards and blocks move or swap ranks, options stay.
+"""Balancing of a placed plan's phases: shards and blocks move or swap ranks, options stay.
 
 An iteration waits for the slowest rank in every phase (`search.surrogate`), and greedy placement
 balances one sum at the expense of the others. Here all phases count at once, each by a norm of its
@@ -16,16 +16,16 @@ from search.partitioner import Costs
 MOVES = 2_000
 """Proposals, for every table, of each round."""
 ROUNDS = ((4, 1e-4), (5, 1e-6))
-"""Norms, of 2 to the first number, and heat as a share of the time."""
+"""Rounds: log2 of the norm, and heat as a share of the time."""
 WALL = 1e3
-"""What exceeds memory costs so many times the time."""
+"""Cost of exceeding memory, as a multiple of the time."""
 
 
 def balance(objective: Objective, costs: Costs, assignment: Assignment) -> Assignment:
-    """The same options on better ranks, or the plan itself.
+    """Return the same options on better ranks, or the plan itself.
 
     Args:
-        assignment: fits, and so does the result.
+        assignment: plan that fits; the result fits, too.
     """
     from search.improve.kernel import anneal
 
@@ -38,8 +38,8 @@ def balance(objective: Objective, costs: Costs, assignment: Assignment) -> Assig
     model = ShardModel(within, options, lambda option: (0, costs.phases(option)), free)
     phases = model.loads.shape[1]
     nothing = np.zeros((phases, model.groups))
-    even, one = np.zeros((len(options), 1)), np.ones((1, phases))
-    of_phases = ShardCosts(np.ascontiguousarray(model.loads), even, nothing, one, np.zeros(1))
+    even, ones = np.zeros((len(options), 1)), np.ones((1, phases))
+    of_phases = ShardCosts(np.ascontiguousarray(model.loads), even, nothing, ones, np.zeros(1))
 
     def slowest_ms(plan: Assignment) -> float:
         loads = np.zeros((model.world, phases))

@@ -5,15 +5,15 @@ production models: rows lognormal over five decades, most tables small and a few
 holds, mixed dims, lognormal pooling factors, Zipf ids of different skews. Nothing is drawn with
 numpy or through `random`'s distributions, whose streams may change between versions: uniform
 numbers of the Mersenne Twister and the inverse normal distribution give the same tables everywhere.
-Memory is set by a share of it:
+Memory is set by a share:
 
-fill     the tables, each whole, take this share of all device memory. Nothing says that a plan
-         exists which leaves them whole; host memory is there, too.
+fill     whole tables take this share of all device memory. A plan of whole tables may not exist;
+         ranks also have host memory.
 packed   built around a known packing: tables are dealt to the ranks, largest first, and the rows of
-         each rank's tables are scaled until all ranks hold the same bytes. Memory is such that this
-         packing takes the share given. There is no host memory, so a plan must pack as tightly.
+         each rank's tables are scaled until all ranks hold the same bytes. This packing takes the
+         given share of device memory. There is no host memory, so a plan must pack as tightly.
 
-Bytes are the larger of shardopt's and TorchRec's count, so that neither planner is wronged.
+Bytes are the larger of shardopt's and TorchRec's count, which is fair to both planners.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from search.baselines.torchrec_memory import torchrec_memory
 from search.problem import Problem
 
 GLOBAL_BATCH = 131_072
+"""Samples of an iteration over all ranks."""
 LEAST_BATCH = 512
-"""Samples of an iteration over all ranks, and of a rank at least."""
+"""Least samples of a rank."""
 DENSE = DenseArch(128, (512, 256, 128), (1024, 512, 256, 1), "concat", data_type="tf32")
 HOST_GIB = 64.0
 """Host memory of a rank where the instance is not packed."""
@@ -53,12 +54,12 @@ MEDIAN_POOLING, SIGMA_POOLING = 10.0, 1.2
 
 @dataclass(frozen=True)
 class Instance:
-    """What an instance is drawn from.
+    """Parameters of a planning problem.
 
     Args:
         fill: share of device memory that whole tables take, in (0, 1].
-        packed: around a known packing; see the module.
-        sharding_types: of all tables; any if empty. A packing needs ``table_wise`` among them.
+        packed: built around a known packing; see the module.
+        sharding_types: allowed for all tables; any if empty. A packing needs ``table_wise``.
         hardware: name of the profile.
 
     Raises:
@@ -106,7 +107,7 @@ TIGHT = 0.8
 
 
 def problem_of(instance: Instance) -> Problem:
-    """The instance itself: the same on any machine.
+    """Draw the instance's problem, the same on any machine.
 
     Raises:
         ProfileError: there is no such hardware profile.
@@ -136,32 +137,35 @@ def _table(rng: random.Random, index: int, wants: Constraints) -> Table:
 
 
 def _whole_bytes(table: Table, workload: Workload, ranks: Topology) -> int:
-    """Device memory of the whole table on one rank, by the count that makes it larger."""
+    """Return the device memory of the whole table on one rank, the larger of both counts."""
     size = [(table.num_embeddings, table.embedding_dim)]
     kinds = ShardingType.TABLE_WISE, ComputeKernel.FUSED
-    # TorchRec counts under its default pipeline type, which keeps less
-    theirs = replace(workload, train_pipeline="base")
+    # TorchRec counts with its default pipeline, which holds fewer batches
+    torchrec_view = replace(workload, train_pipeline="base")
     counted = (
         shard_memory(table, workload, ranks, *kinds, size),
-        torchrec_memory(table, theirs, ranks, *kinds, size),
+        torchrec_memory(table, torchrec_view, ranks, *kinds, size),
     )
     return max(memory[0].hbm_bytes for memory in counted)
 
 
 def _packed(workload: Workload, ranks: Topology) -> tuple[Workload, int]:
-    """The workload with rows such that a packing of its whole tables fills all ranks alike, and
-    the bytes of the fullest rank."""
+    """Scale the rows so that a packing of whole tables fills all ranks alike.
+
+    Returns:
+        The scaled workload, and the bytes of the fullest rank.
+    """
     tables = list(workload.tables)
     bytes_of = [_whole_bytes(t, workload, ranks) for t in tables]
     dealt: list[list[int]] = [[] for _ in range(ranks.world_size)]
-    held = [0] * ranks.world_size
+    bytes_on = [0] * ranks.world_size
     for index in sorted(range(len(tables)), key=lambda t: -bytes_of[t]):
-        rank = min(range(ranks.world_size), key=lambda r: (held[r], r))
+        rank = min(range(ranks.world_size), key=lambda r: (bytes_on[r], r))
         dealt[rank].append(index)
-        held[rank] += bytes_of[index]
-    target = max(held)
+        bytes_on[rank] += bytes_of[index]
+    target = max(bytes_on)
     for rank, mine in enumerate(dealt):
-        _fill_up(tables, mine, target - held[rank], workload, ranks)
+        _fill_up(tables, mine, target - bytes_on[rank], workload, ranks)
     filled = replace(workload, tables=tuple(tables))
     loads = [sum(_whole_bytes(tables[t], filled, ranks) for t in mine) for mine in dealt]
     return filled, max(loads)
@@ -170,7 +174,7 @@ def _packed(workload: Workload, ranks: Topology) -> tuple[Workload, int]:
 def _fill_up(
     tables: list[Table], mine: Sequence[int], missing: int, workload: Workload, ranks: Topology
 ) -> None:
-    """More rows for some tables, in proportion, that take the missing bytes."""
+    """Add rows to one rank's tables, in proportion, to take the missing bytes."""
     twice = {t: replace(tables[t], num_embeddings=2 * tables[t].num_embeddings) for t in mine}
     rows_take = sum(
         _whole_bytes(twice[t], workload, ranks) - _whole_bytes(tables[t], workload, ranks)
@@ -192,7 +196,7 @@ class DrawnTable(NamedTuple):
 
 
 def draw_table(rng: random.Random) -> DrawnTable:
-    """The next table of a stream."""
+    """Draw the next table of a stream."""
     rows = three_digits(lognormal(rng, MEDIAN_ROWS, SIGMA_ROWS, ROWS))
     dim = DIMS[int(rng.random() * len(DIMS))]
     pooling = round(lognormal(rng, MEDIAN_POOLING, SIGMA_POOLING, POOLING), 1)
@@ -203,12 +207,12 @@ def draw_table(rng: random.Random) -> DrawnTable:
 def lognormal(
     rng: random.Random, median: float, sigma: float, bounds: tuple[float, float]
 ) -> float:
-    """A lognormal draw, clipped to ``bounds``."""
+    """Return a lognormal draw, clipped to ``bounds``."""
     z = NormalDist().inv_cdf(min(max(rng.random(), 1e-12), 1 - 1e-12))
     return min(max(median * math.exp(sigma * z), bounds[0]), bounds[1])
 
 
 def three_digits(value: float) -> int:
-    """Rounded to three significant digits, for files that people read."""
+    """Round to three significant digits, for files that people read."""
     scale = 10 ** (len(str(int(value))) - 3)
     return round(value / scale) * scale if scale > 1 else round(value)

@@ -1,7 +1,7 @@
-"""Planners of other people, after their papers and sources, and TorchRec's own rating of any plan.
+"""Planners after published papers and sources, and TorchRec's own rating of any plan.
 
 A planner proposes plans; the best one that fits counts, by shardopt's prediction or by TorchRec's
-rating. docs/decisions/0033-baselines.md says why, and what is not as in the papers.
+rating. docs/decisions/0033-baselines.md gives the reasons and the differences from the papers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class TorchRecObjective:
     """TorchRec's own estimate as an objective: rating and memory of any plan of one workload.
 
     The rating is that of `NoopPerfModel.rate` (planner/perf_models.py): the largest sum of shard
-    costs on a rank. Memory is what `EmbeddingStorageEstimator` (planner/shard_estimators.py) counts
-    with its default pipeline type. Both are for options that TorchRec does not enumerate, too: its
+    costs on a rank. Memory follows `EmbeddingStorageEstimator` (planner/shard_estimators.py)
+    with its default pipeline type. Both also cover options that TorchRec does not enumerate: its
     estimator takes shards of any size.
 
     Args:
@@ -52,11 +52,11 @@ class TorchRecObjective:
         self._caps = np.array([topology.hbm_cap_bytes, topology.ddr_cap_bytes], dtype=np.float64)
 
     def cost_ms(self, option: Option) -> float:
-        """Cost of each shard of an option; it does not depend on the rank."""
+        """Return the cost of each shard of an option in ms; it does not depend on the rank."""
         return self._model.shard_perf(option).total
 
     def memory(self, option: Option) -> tuple[ShardMemory, ...]:
-        """What every shard of an option needs on its rank."""
+        """Return the memory of every shard of an option."""
         return tuple(
             torchrec_memory(
                 self.workload.tables[option.table],
@@ -71,7 +71,7 @@ class TorchRecObjective:
         )
 
     def with_torchrec_memory(self, space: Space) -> Space:
-        """The same options with their memory as TorchRec counts it."""
+        """Return the space with TorchRec's count of memory in every option."""
         options = tuple(
             tuple(replace(option, memory=self.memory(option)) for option in table)
             for table in space.options
@@ -79,14 +79,14 @@ class TorchRecObjective:
         return replace(space, options=options)
 
     def rating_ms(self, plan: Sequence[TablePlan]) -> float:
-        """Rating of a plan; ``plan`` has a table each in the workload's order."""
+        """Return the rating of a plan, whose tables are in the workload's order."""
         loads = np.zeros(self.topology.world_size)
         for option, ranks in _placed(plan):
             np.add.at(loads, list(ranks), self.cost_ms(option))
         return float(loads.max())
 
     def fits(self, plan: Sequence[TablePlan]) -> bool:
-        """Every rank has room for its shards by TorchRec's count."""
+        """Tell whether every rank has room for its shards by TorchRec's count."""
         used = np.zeros_like(self._caps)
         for option, ranks in _placed(plan):
             for rank, need in zip(ranks, self.memory(option), strict=True):
@@ -95,7 +95,7 @@ class TorchRecObjective:
 
 
 def _placed(plan: Sequence[TablePlan]) -> Iterator[Choice]:
-    """Every table's option, made from its shards, and their ranks."""
+    """Yield every table's option, built from its shards, with their ranks."""
     for index, table in enumerate(plan):
         option = Option(
             index,
@@ -110,10 +110,10 @@ def _placed(plan: Sequence[TablePlan]) -> Iterator[Choice]:
 
 
 class PlannerInputs:
-    """What a planner may know: the problem's options, their memory, and costs of shards.
+    """Inputs of a planner: the problem's options, their memory, and costs of shards.
 
     Args:
-        torchrec: count memory as TorchRec does; as shardopt does if None.
+        torchrec: counts memory; shardopt's count if None.
     """
 
     def __init__(self, problem: Problem, torchrec: TorchRecObjective | None = None) -> None:
@@ -135,14 +135,14 @@ class PlannerInputs:
 
 
 Planner = Callable[[PlannerInputs, int, Stop], Iterator[Assignment]]
-"""(inputs, seed, stop) -> plans worth scoring, which need not fit; ends by itself or once ``stop``
-is reached."""
+"""(inputs, seed, stop) -> plans worth scoring, even if they do not fit; ends by itself or once
+``stop`` is reached."""
 SCORED_TOGETHER = 32
 
 
 def best_ms(planner: Planner, inputs: PlannerInputs, seed: int, stop: Stop) -> float | None:
-    """The lowest predicted time of the plans of a planner that fit, or the lowest rating where
-    memory is counted as TorchRec does; None if none fits."""
+    """Return the lowest predicted time of a planner's plans that fit, or the lowest rating where
+    TorchRec counts memory; None if none fits."""
     best: float | None = None
     rate = _rating(inputs) if inputs.torchrec else inputs.objective.score
     proposals = planner(inputs, seed, stop)
@@ -155,7 +155,7 @@ def best_ms(planner: Planner, inputs: PlannerInputs, seed: int, stop: Stop) -> f
 
 
 def _rating(inputs: PlannerInputs) -> Callable[[Sequence[Assignment]], Array]:
-    """The costliest rank's sum of shard costs, ``[plans]``."""
+    """Return a function that rates plans: the costliest rank's sum of shard costs, ``[plans]``."""
     assert inputs.torchrec is not None
     cost_ms, world = cache(inputs.torchrec.cost_ms), inputs.problem.topology.world_size
 
@@ -173,23 +173,23 @@ ON_DEVICE = (ComputeKernel.FUSED, ComputeKernel.DENSE)
 
 
 def list_halvings(options: Sequence[Option]) -> list[Option]:
-    """The table whole, then in 2, 4, 8, ... column shards, as far as the space has them.
+    """Return the options of one whole table, then of 2, 4, 8, ... column shards.
 
-    A table that may not lie whole on a rank begins with its coarsest split; empty if its
-    constraints leave neither.
+    A table that must be split begins with its coarsest split. The list is empty if its
+    constraints allow neither.
     """
-    found: dict[int, Option] = {}
+    by_shards: dict[int, Option] = {}
     for option in options:
         whole = option.sharding_type is ShardingType.TABLE_WISE
         split = option.sharding_type is ShardingType.COLUMN_WISE
         power_of_two = option.num_shards & (option.num_shards - 1) == 0
         if option.compute_kernel in ON_DEVICE and (whole or split) and power_of_two:
-            found.setdefault(option.num_shards, option)
-    return [found[count] for count in sorted(found)]
+            by_shards.setdefault(option.num_shards, option)
+    return [by_shards[count] for count in sorted(by_shards)]
 
 
 def option_of_type(options: Sequence[Option], sharding_type: ShardingType) -> Option | None:
-    """The table's option of this type on the device, if it has one."""
+    """Return the table's option of this type in device memory, if it has one."""
     fitting = (
         o for o in options if o.sharding_type is sharding_type and o.compute_kernel in ON_DEVICE
     )
@@ -197,7 +197,7 @@ def option_of_type(options: Sequence[Option], sharding_type: ShardingType) -> Op
 
 
 def shards_of(chosen: Sequence[Option], costs: Sequence[Array]) -> tuple[Shards, Ints]:
-    """All shards of the chosen options, and which of ``chosen`` each belongs to.
+    """Return all shards of the chosen options, and the index of each shard's option.
 
     Args:
         costs: of every shard of every option.
@@ -211,24 +211,26 @@ def shards_of(chosen: Sequence[Option], costs: Sequence[Array]) -> tuple[Shards,
 
 
 def with_ranks(chosen: Sequence[Option], owner: Ints, ranks: Ints) -> Assignment:
-    """The chosen options, each on the ranks of its shards."""
+    """Return the chosen options, each with the ranks of its shards."""
     return tuple(
         (option, tuple(ranks[owner == index].tolist())) for index, option in enumerate(chosen)
     )
 
 
 GREEDY_SHARE = 0.5
-"""Of the plans are placed greedily; the others' shards lie anywhere."""
+"""Share of random plans that are placed greedily; the rest have random ranks."""
 
 
 def random_plans(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
-    """Random options of few sharding types, on random or on greedily chosen ranks, until ``stop``
-    is reached; it must have a time limit."""
+    """Yield random options of few sharding types, on random or greedily chosen ranks.
+
+    Ends when ``stop`` is reached, so it must have a time limit.
+    """
     rng = random.Random(seed)
     placer = GreedyPartitioner(inputs.objective, inputs.surrogate)
     kinds = list(ShardingType)
     while not stop.reached():
-        # of uniform draws over all options none would be any good: types are drawn first
+        # uniform draws over all options give no good plan, so types are drawn first
         allowed = set(rng.sample(kinds, rng.randint(1, len(kinds))))
         options = [
             rng.choice([o for o in table if o.sharding_type in allowed] or list(table))
@@ -264,18 +266,20 @@ BEAM = 3
 CANDIDATES = 10
 MOST_SPLITS = 10
 LIMITS = np.linspace(1.0, 1.5, 11)
-"""Columns that a rank may hold, over the mean."""
+"""Limits on the columns of a rank, over the mean."""
 
 
 def neuroshard(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
-    """Zha et al. 2023: beam search over column splits around a greedy grid; the cheapest plan so
-    far, whenever there is a cheaper one."""
+    """Run NeuroShard (Zha et al. 2023): beam search over column splits around a greedy grid.
+
+    Yields every plan that is cheaper than those before.
+    """
     steps = [list_halvings(options) for options in inputs.options]
     if not all(steps):
         return
 
     def chosen(splits: tuple[int, ...]) -> list[Option]:
-        """The options of tables that were halved so often."""
+        """Return each table's option after its number of halvings."""
         return [options[at] for options, at in zip(steps, splits, strict=True)]
 
     whole = (0,) * len(steps)
@@ -284,24 +288,24 @@ def neuroshard(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignm
         yield plan
     beam = [(best, whole)]
     for _ in range(MOST_SPLITS):
-        tried: dict[tuple[int, ...], float] = {}
+        costs: dict[tuple[int, ...], float] = {}
         for _, splits in beam:
             for table in _candidates(inputs, chosen(splits)):
-                more = (*splits[:table], splits[table] + 1, *splits[table + 1 :])
-                if more in tried or more[table] >= len(steps[table]):
+                finer = (*splits[:table], splits[table] + 1, *splits[table + 1 :])
+                if finer in costs or finer[table] >= len(steps[table]):
                     continue
-                cost, plan = _packed(inputs, chosen(more))
-                tried[more] = cost
+                cost, plan = _packed(inputs, chosen(finer))
+                costs[finer] = cost
                 if plan is not None and cost < best:
                     best = cost
                     yield plan
                 if stop.reached():
                     return
-        beam = sorted((cost, splits) for splits, cost in tried.items())[:BEAM]
+        beam = sorted((cost, splits) for splits, cost in costs.items())[:BEAM]
 
 
 def _candidates(inputs: PlannerInputs, chosen: list[Option]) -> list[int]:
-    """Tables of the largest and of the costliest shards."""
+    """Return the tables with the largest and with the costliest shards."""
     size = np.array([max(m.hbm_bytes for m in o.memory) for o in chosen])
     cost = np.array([inputs.surrogate.phases(o)[0, [FORWARD, BACKWARD]].sum() for o in chosen])
     both = (np.argsort(-values, kind="stable")[:CANDIDATES] for values in (size, cost))
@@ -309,7 +313,8 @@ def _candidates(inputs: PlannerInputs, chosen: list[Option]) -> list[int]:
 
 
 def _packed(inputs: PlannerInputs, chosen: list[Option]) -> tuple[float, Assignment | None]:
-    """The cheapest of the greedy placements: costliest rank's computation and communication."""
+    """Return the cheapest greedy placement, by computation and communication of the costliest
+    rank."""
     phases = [inputs.surrogate.phases(option) for option in chosen]
     computation = [p[:, [FORWARD, BACKWARD]].sum(axis=1) for p in phases]
     shards, owner = shards_of(chosen, computation)
@@ -326,12 +331,12 @@ def _packed(inputs: PlannerInputs, chosen: list[Option]) -> tuple[float, Assignm
 
 
 PARTS = 4
-"""A weight of a mixture is a multiple of one over this."""
+"""Weights of a mixture are multiples of one over this."""
 
 
 def dreamshard_greedy(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
-    """Whole tables placed greedily by every mixture of the costs that AutoShard and DreamShard (Zha
-    et al. 2022) compare with; their learned policies are not implemented."""
+    """Place whole tables greedily by every mixture of the baseline costs of AutoShard and
+    DreamShard (Zha et al. 2022); their learned policies are not implemented."""
     chosen = [option_of_type(options, ShardingType.TABLE_WISE) for options in inputs.options]
     whole = [option for option in chosen if option is not None]
     if len(whole) < len(chosen):
@@ -361,8 +366,10 @@ WORK_RATIO = 4
 
 
 def hugectr(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
-    """HugeCTR's planner of MLPerf: small tables data-parallel, hot ones split again and again; a
-    plan after each split, for every threshold and both ways of splitting."""
+    """Run HugeCTR's planner of MLPerf: small tables are data-parallel, hot ones split repeatedly.
+
+    Yields a plan after each split, for every threshold and both ways of splitting.
+    """
     for threshold, by_rows in itertools.product(THRESHOLDS_BYTES, (False, True)):
         ladders = [
             _ladder(inputs.problem.workload.tables[t], options, threshold, by_rows)
@@ -370,26 +377,26 @@ def hugectr(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment
         ]
         if not all(ladders):
             continue
-        at = [0] * len(ladders)
+        position = [0] * len(ladders)
         for _ in range(SPLITS + 1):
             if stop.reached():
                 return
-            chosen = [ladder[i] for ladder, i in zip(ladders, at, strict=True)]
+            chosen = [ladder[i] for ladder, i in zip(ladders, position, strict=True)]
             plan = _assigned(inputs, chosen)
             if plan is not None:
                 yield plan
             heat = [
                 _cost(inputs, o) if i + 1 < len(ladder) else -1.0
-                for o, ladder, i in zip(chosen, ladders, at, strict=True)
+                for o, ladder, i in zip(chosen, ladders, position, strict=True)
             ]
             hottest = int(np.argmax(heat))
             if heat[hottest] < 0:
                 break
-            at[hottest] += 1
+            position[hottest] += 1
 
 
 def _ladder(table: Table, options: Sequence[Option], threshold: int, rows: bool) -> list[Option]:
-    """A table's options, each a finer split than the one before."""
+    """Return a table's options, each a finer split than the one before."""
     replica = option_of_type(options, ShardingType.DATA_PARALLEL)
     if table.weight_bytes <= threshold and replica is not None:
         return [replica]
@@ -400,7 +407,7 @@ def _ladder(table: Table, options: Sequence[Option], threshold: int, rows: bool)
 
 
 def _cost(inputs: PlannerInputs, option: Option) -> float:
-    """Of each shard: columns times ids read and embeddings sent."""
+    """Return the cost of each shard: columns times (ids read + embeddings sent)."""
     table = inputs.problem.workload.tables[option.table]
     topology = inputs.problem.topology
     ratio = NVLINK_RATIO if topology.hosts == 1 else NIC_RATIO

@@ -1,5 +1,5 @@
-"""TorchRec's default plan, and the memory that its shards cannot use: the dense part, the input
-batch and a margin.
+"""TorchRec's default plan, and the memory reserved from it for the dense part, the input batch and
+a margin.
 
 The rules are those of `HeuristicalStorageReservation` in TorchRec's
 planner/storage_reservations.py, re-derived and tested against it. Activations are not counted
@@ -26,7 +26,7 @@ KJT_COPIES = 20
 
 
 def dense_parameters(workload: Workload) -> int:
-    """Parameters of bottom MLP, interaction and top MLP, biases included."""
+    """Count the parameters of bottom MLP, interaction and top MLP, with biases."""
     dense = workload.dlrm
     if dense.linears:
         return sum((i + 1) * o for i, o in dense.linears)
@@ -43,7 +43,7 @@ def dense_parameters(workload: Workload) -> int:
 
 
 def _dense_and_kjt_bytes(workload: Workload) -> int:
-    """Six times the dense parameters, and twenty copies of the ids."""
+    """Return the bytes of six times the dense parameters and twenty copies of the ids."""
     if isinstance(workload.dense, MeasuredDense):
         dense = workload.dense.gradient_bytes
     elif isinstance(workload.dense, CapturedDense):
@@ -58,34 +58,36 @@ def _dense_and_kjt_bytes(workload: Workload) -> int:
 def reserve_topology(
     workload: Workload, topology: Topology, reserve: float = 0.15, device: str = "cuda"
 ) -> Topology:
-    """The topology whose caps are what is left for shards.
+    """Return the topology with caps less the reservation.
 
     Args:
-        reserve: share of the device memory that is kept as margin.
+        reserve: margin, as a share of the device memory.
 
     Raises:
         InfeasibleError: nothing is left on some rank.
     """
-    taken = _dense_and_kjt_bytes(workload)
+    reserved_bytes = _dense_and_kjt_bytes(workload)
     if device == "cpu":
-        return replace(topology, ddr_cap_bytes=tuple(c - taken for c in topology.ddr_cap_bytes))
-    left = tuple(int((1 - reserve) * cap) - taken for cap in topology.hbm_cap_bytes)
-    if min(left) < 0:
+        return replace(
+            topology, ddr_cap_bytes=tuple(c - reserved_bytes for c in topology.ddr_cap_bytes)
+        )
+    caps = tuple(int((1 - reserve) * cap) - reserved_bytes for cap in topology.hbm_cap_bytes)
+    if min(caps) < 0:
         raise InfeasibleError("nothing is left for shards on some rank")
-    return replace(topology, hbm_cap_bytes=left)
+    return replace(topology, hbm_cap_bytes=caps)
 
 
 def torchrec_default_plan(
     workload: Workload, machine: Topology, device: str
 ) -> tuple[Topology, ShardingPlan]:
-    """What TorchRec's default planner makes, and the topology with the caps that it had.
+    """Return the plan of TorchRec's default planner, and the topology that it planned for.
 
     Raises:
         ShardoptError: it finds no plan that fits.
     """
     topology = reserve_topology(workload, machine, device=device)
-    found = torchrec_plan(workload, topology, device)
-    if found is None:
+    default_plan = torchrec_plan(workload, topology, device)
+    if default_plan is None:
         raise ShardoptError("TorchRec's planner finds no plan that fits")
-    tables = dict(zip(workload.keys, found.tables, strict=True))
+    tables = dict(zip(workload.keys, default_plan.tables, strict=True))
     return topology, ShardingPlan(tables, machine.world_size, machine.local_world_size)

@@ -22,26 +22,26 @@ RATED, RATED_SAME = "shardopt on torchrec's cost", "shardopt on torchrec's cost 
 OURS = (RATED_SAME, RATED, SHARDOPT)
 """Planners that other modules name; `lab.planners.run` has them all."""
 NO_PLAN, KILLED = "no plan", "killed"
-"""How a planner ended that found none, and one that was ended from outside."""
+"""Ends of a planner that found no plan, and of one that was killed at its limit."""
 SAME = 1e-9
-"""Relative difference of times that differ by rounding alone."""
+"""Relative difference below which times differ by rounding alone."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a planner's plans are worth.
+    """Value of a planner's plan by both objectives.
 
     Args:
-        seconds: from the problem to the plan; imports and the model's file are not in it.
+        seconds: from the problem to the plan, without imports and reading of files.
         iteration_ms: predicted time; None without a plan.
-        fits: by shardopt's count of memory.
-        rating_ms: TorchRec's; of a baseline's best plan under it, which is another plan.
-        rating_fits: by TorchRec's count.
-        bound_ms: proven for what the planner minimises; None where it proves nothing.
+        fits: true if it fits by shardopt's count of memory.
+        rating_ms: TorchRec's; published planners are rated by their best plan under it.
+        rating_fits: true if it fits by TorchRec's count.
+        bound_ms: proven lower bound on the planner's objective; None where it proves nothing.
         ended: ``work``, ``gap`` or ``time`` as a search ends; ``done``, ``limit``, `NO_PLAN` or
             `KILLED`.
-        incumbents: (second, ms) of every better plan on the way, where the planner tells.
-        found_by: what proposed the plan, where the planner tells.
+        incumbents: (second, ms) of every incumbent, where the planner reports them.
+        found_by: stage that proposed the plan, where the planner reports it.
         stages: seconds of every stage of a search, likewise.
     """
 
@@ -59,13 +59,13 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRow(Outcome):
-    """What one planner made of one instance.
+    """Outcome of one planner on one instance.
 
     Args:
         memory: ``loose``, ``tight`` or ``packed``.
         machine: processor, cores, versions.
-        load: load average before.
-        sources: digest of the code that it comes from; empty where none was kept.
+        load: load average before the run.
+        sources: digest of the code that made the row; empty in rows older than digests.
     """
 
     instance: str
@@ -79,18 +79,19 @@ class SearchRow(Outcome):
 
     @property
     def time_ms(self) -> float | None:
-        """Objective (a): predicted time of a plan that fits; None where there is none."""
+        """Objective (a): predicted time of a plan that fits; None without one."""
         return self.iteration_ms if self.fits else None
 
     @property
     def rated_ms(self) -> float | None:
-        """Objective (b): rating of a plan that fits by TorchRec's count; None where there is
-        none."""
+        """Objective (b): rating of a plan that fits by TorchRec's count; None without one."""
         return self.rating_ms if self.rating_fits else None
 
     def seconds_to(self, ms: float) -> float | None:
-        """When it first had a plan at least this fast, its end if it did not tell earlier; None if
-        it never had."""
+        """Return the second of the first plan at least this fast; None if there was none.
+
+        A planner that reports no incumbents has its plan at the end.
+        """
         most = ms * (1 + SAME)
         reached = next((at for at, best in self.incumbents if best <= most), None)
         if reached is None and self.time_ms is not None and self.time_ms <= most:
@@ -153,12 +154,12 @@ _MAY_LACK = frozenset({"iteration_ms", "fits", "rating_ms", "rating_fits", "boun
 
 
 def _row(cells: Cells) -> SearchRow:
-    given: dict[str, Any] = {
+    cells_by_column: dict[str, Any] = {
         column: _PARSERS[column](cells, column) if column in _PARSERS else cells[column]
         for column in COLUMNS
         if cells[column] or column not in _MAY_LACK
     }
-    return SearchRow(**given)
+    return SearchRow(**cells_by_column)
 
 
 SEARCH_ROWS = RowKind(
@@ -172,26 +173,26 @@ SEARCH_ROWS = RowKind(
 """For `shardopt.measure.store`: one planner on one instance."""
 
 DIGITS = 12
-"""Of a digest, in hexadecimal."""
+"""Hexadecimal digits of a digest."""
 SUFFIXES = (".py", ".yaml", ".csv")
 RATING = "baselines"
-"""Room of `search` with TorchRec's rating, which is all that TorchRec's own rows take from it."""
+"""Package of `search` with TorchRec's rating; TorchRec's own rows depend on no other."""
 
 
 @cache
 def sources_of(planner: str) -> str:
-    """Digest of the code that a planner's rows come from; rows of another are run again.
+    """Return the digest of the code that makes a planner's rows; rows of other code run again.
 
-    That is all of `predictor` with its profiles, which scores every plan, all of `search`, this
-    package with its instances. TorchRec's planners do not ask our search, but are of a version of
-    torchrec.
+    It covers `predictor` with its profiles, which scores every plan, `search`, and this package
+    with its instances. TorchRec's planners do not use our search; their digest has torchrec's
+    version instead.
 
     Raises:
-        MissingPackageError: there is no torchrec, and it is asked for.
+        MissingPackageError: a planner of TorchRec is asked for, and torchrec is not installed.
     """
     theirs = planner.startswith(TORCHREC)
-    found = Path(search.__file__).parent
-    folders = [Path(predictor.__file__).parent, found / RATING if theirs else found]
+    search_folder = Path(search.__file__).parent
+    folders = [Path(predictor.__file__).parent, search_folder / RATING if theirs else search_folder]
     with needs_torchrec():
         digest = hashlib.sha256(metadata.version("torchrec").encode() if theirs else b"")
     for folder in [*folders, Path(__file__).parent]:

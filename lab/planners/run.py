@@ -1,7 +1,7 @@
-"""The planners that are compared, and what their plans are worth by two objectives.
+"""The planners that are compared, and the value of their plans by two objectives.
 
-The objectives are the predicted iteration time and TorchRec's own rating. Only TorchRec's planners
-import it: where torch is loaded, our search takes one core (decision 0029).
+The objectives are the predicted iteration time and TorchRec's rating. Only TorchRec's planners
+import torchrec: where torch is loaded, our search takes one core (decision 0029).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from search.stop import Stop
 
 @dataclass(frozen=True)
 class PlannerSettings:
-    """What a planner gets apart from the instance.
+    """Limits and seed of a planner's run.
 
     Args:
-        limit_s: wall time it may take, as far as it looks at the clock; None for none.
-        rating_limit_s: the same for plans by TorchRec's rating, where these are others.
+        limit_s: limit on wall time, as far as the planner checks the clock; None for none.
+        rating_limit_s: the same for a separate run by TorchRec's rating.
         effort: of shardopt's searches.
     """
 
@@ -57,7 +57,7 @@ def _rating(problem: Problem) -> TorchRecObjective:
 
 
 def _scored(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
-    """The outcome with what the plan is worth by both objectives."""
+    """Return the outcome with the plan's value by both objectives."""
     workload, topology, hardware = problem.workload, problem.topology, problem.hardware
     tables = match_plan(workload, topology, plan)
     rating = _rating(problem)
@@ -71,7 +71,7 @@ def _scored(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
 
 
 def torchrecs_search(variant: str) -> dict[str, Any]:
-    """How TorchRec's planner proposes and places.
+    """Return the proposer and partitioner of a variant of TorchRec's planner.
 
     Args:
         variant: ``default``: its grid, greedy and uniform proposers, and `GreedyPerfPartitioner`.
@@ -106,7 +106,7 @@ def _run_torchrec(variant: str, problem: Problem, settings: PlannerSettings) -> 
 def _run_published(
     planner: published.Planner, problem: Problem, settings: PlannerSettings
 ) -> Outcome:
-    """Once by each objective, with its count of memory; the time is that of the first."""
+    """Run once by each objective, with its count of memory; ``seconds`` is that of the first."""
 
     def best(torchrec: TorchRecObjective | None, stop: Stop) -> float | None:
         try:
@@ -161,22 +161,24 @@ def _run_shardopt(problem: Problem, settings: PlannerSettings) -> Outcome:
 
 
 def _stages(began: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
-    """Seconds of every stage, from when each of them began; the last one only ends the others."""
-    found: dict[str, float] = {}
+    """Return the seconds of every stage from their starts; the last start only ends the others."""
+    seconds_of: dict[str, float] = {}
     for (stage, start), (_, end) in pairwise(began):
-        found[stage] = found.get(stage, 0.0) + end - start
-    return tuple(found.items())
+        seconds_of[stage] = seconds_of.get(stage, 0.0) + end - start
+    return tuple(seconds_of.items())
 
 
 def _run_additive(extended: bool, problem: Problem, settings: PlannerSettings) -> Outcome:
     start = time.perf_counter()
     stop = Stop(effort=settings.effort, time_limit_s=settings.limit_s)
     try:
-        found = solve_additive(problem, stop, settings.seed, extended=extended)
+        additive = solve_additive(problem, stop, settings.seed, extended=extended)
     except InfeasibleError:
         return Outcome(time.perf_counter() - start)
-    outcome = Outcome(time.perf_counter() - start, bound_ms=found.lower_bound_ms, ended=stop.reason)
-    return _scored(problem, found.plan, outcome)
+    outcome = Outcome(
+        time.perf_counter() - start, bound_ms=additive.lower_bound_ms, ended=stop.reason
+    )
+    return _scored(problem, additive.plan, outcome)
 
 
 Planner = Callable[[Problem, PlannerSettings], Outcome]
@@ -192,7 +194,7 @@ PLANNERS: Mapping[str, Planner] = {
     SHARDOPT: _run_shardopt,
     RANDOM: partial(_run_published, published.random_plans),
 }
-"""In the order in which they run: random plans last, for they get the time that shardopt took."""
+"""Name -> planner, in running order: random plans get the time of shardopt, so they come last."""
 
 
 def run_planner(name: str, instance: Instance, settings: PlannerSettings) -> Outcome:

@@ -1,5 +1,5 @@
-"""Every planner on every instance of a suite, row by row; what is there is not run again unless
-the code that it comes from has changed.
+"""Every planner on every instance of a suite, row by row; a row runs again only if its code has
+changed.
 
 Why: docs/decisions/0033-baselines.md.
 """
@@ -37,14 +37,14 @@ from shardopt.measure.store import read_rows, write_rows
 from shardopt.ranks.calls import CallError, CallServer, OutOfTime
 
 GRACE_S = 30.0
-"""A call is killed this long after its limit: TorchRec is imported first, and looks at the clock
-between proposals."""
+"""Seconds after its limit at which a call is killed: TorchRec is imported first, and checks the
+clock between proposals."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Instances, and the seconds that others may take on each: TorchRec's default planner, each
-    other planner of TorchRec, each of the papers' planners."""
+    """Instances, and limits in seconds on each: for TorchRec's default planner, for each other
+    planner of TorchRec, and for each published planner."""
 
     instances: tuple[Instance, ...]
     torchrec_limit_s: float
@@ -53,19 +53,19 @@ class Suite:
 
 
 def load_suite(path: str | Path) -> Suite:
-    """The suite of an instances file: limits, and groups with an instance for each seed.
+    """Read a suite from an instances file: limits, and groups with an instance for each seed.
 
     Raises:
         InputError: the file cannot be read or used.
     """
     text = decode(read_bytes(path, "instances file"), path)
     try:
-        given = yaml.safe_load(text)
-        if given.pop("schema") != 1:
+        settings = yaml.safe_load(text)
+        if settings.pop("schema") != 1:
             raise ValueError("it does not start with 'schema: 1'")
-        groups = enumerate(given.pop("instances"))
+        groups = enumerate(settings.pop("instances"))
         instances = [instance for at, group in groups for instance in _group(group, at)]
-        suite = Suite(tuple(instances), **given)
+        suite = Suite(tuple(instances), **settings)
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(f"{path}: no instances file: {type(error).__name__}: {error}") from error
     names = [instance.name for instance in instances]
@@ -77,20 +77,20 @@ def load_suite(path: str | Path) -> Suite:
 
 def _group(group: Mapping[str, Any], index: int) -> list[Instance]:
     try:
-        given = dict(group)
-        types = tuple(ShardingType(kind) for kind in given.pop("sharding_types", ()))
-        seeds = given.pop("seeds")
-        return [Instance(seed=seed, sharding_types=types, **given) for seed in seeds]
+        settings = dict(group)
+        types = tuple(ShardingType(kind) for kind in settings.pop("sharding_types", ()))
+        seeds = settings.pop("seeds")
+        return [Instance(seed=seed, sharding_types=types, **settings) for seed in seeds]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"instances[{index}]: {error}") from error
 
 
 @dataclass(frozen=True)
 class SuiteSelection:
-    """What of a suite to run.
+    """Selection of a suite's instances and planners.
 
     Args:
-        only: pattern with ``*`` that an instance's name matches; all if None.
+        only: pattern with ``*`` for instance names; all if None.
         planners: names; all if empty.
         effort, seed: of shardopt's searches.
     """
@@ -102,10 +102,10 @@ class SuiteSelection:
 
 
 def check_planners(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, in the order in which they run.
+    """Return the names in running order.
 
     Raises:
-        InputError: one is none.
+        InputError: one names no planner.
     """
     for name in names:
         if name not in PLANNERS:
@@ -118,46 +118,46 @@ def check_planners(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def matching(instances: Sequence[Instance], only: str | None) -> list[Instance]:
-    """The instances whose name matches a pattern; all without one.
+    """Return the instances whose name matches a pattern; all without one.
 
     Raises:
         InputError: there are none.
     """
-    found = [one for one in instances if fnmatch.fnmatch(one.name, only or "*")]
-    if not found:
-        names = ", ".join(one.name for one in instances)
+    matches = [instance for instance in instances if fnmatch.fnmatch(instance.name, only or "*")]
+    if not matches:
+        names = ", ".join(instance.name for instance in instances)
         raise InputError(f"{only!r} matches none of the instances {names}", inputs=("only",))
-    return found
+    return matches
 
 
 def run_suite(
     suite: Suite, rows: Path, selection: SuiteSelection, say: Callable[[str], None]
 ) -> list[SearchRow]:
-    """Run what is not among the rows yet, or is of other code, and write each row as soon as it is
+    """Run the planners whose rows are missing or of other code, and write each row once it is
     known.
 
     Args:
-        say: a line before each call, and one after.
+        say: receives a line before each call, and one after.
 
     Raises:
         InputError: the selection is empty, or the rows cannot be read or written.
         MissingPackageError: one of TorchRec's planners is to run, and it is not installed.
     """
     instances = matching(suite.instances, selection.only)
-    kept = read_rows(rows, SEARCH_ROWS) if rows.exists() else []
-    found = {(row.instance, row.planner): row for row in kept}
+    present = read_rows(rows, SEARCH_ROWS) if rows.exists() else []
+    rows_by_key = {(row.instance, row.planner): row for row in present}
     limited = CallServer(["lab.planners.run"])
     todo = [
         (instance, planner)
         for instance in instances
         for planner in selection.planners or tuple(PLANNERS)
-        if not _is_current(found.get((instance.name, planner)))
+        if not _is_current(rows_by_key.get((instance.name, planner)))
     ]
     for at, (instance, planner) in enumerate(todo, start=1):
         ran = {
             name: row
-            for (of, name), row in found.items()
-            if of == instance.name and _is_current(row)
+            for (row_instance, name), row in rows_by_key.items()
+            if row_instance == instance.name and _is_current(row)
         }
         settings = _settings_for(suite, selection, planner, ran)
         if settings is None:
@@ -168,21 +168,21 @@ def run_suite(
             continue
         say(f"{at} of {len(todo)}: {instance.name}, {planner}")
         row = _row(instance, planner, _outcome(limited, planner, instance, settings))
-        found[instance.name, planner] = row
-        write_rows(rows, SEARCH_ROWS, list(_ordered(suite, found)))
+        rows_by_key[instance.name, planner] = row
+        write_rows(rows, SEARCH_ROWS, list(_ordered(suite, rows_by_key)))
         say(f"    {_describe(row)}")
-    return list(_ordered(suite, found))
+    return list(_ordered(suite, rows_by_key))
 
 
 def _is_current(row: SearchRow | None) -> bool:
-    """There is a row, and this code made it."""
+    """Tell whether there is a row that the present code made."""
     return row is not None and row.sources == sources_of(row.planner)
 
 
 def _settings_for(
     suite: Suite, selection: SuiteSelection, planner: str, ran: Mapping[str, SearchRow]
 ) -> PlannerSettings | None:
-    """What the planner gets; None if its time is not known yet.
+    """Return the planner's settings; None if its time limit is not known yet.
 
     Args:
         ran: rows of the instance by planner.
@@ -232,19 +232,19 @@ def _row(instance: Instance, planner: str, outcome: Outcome) -> SearchRow:
     )
 
 
-def _ordered(suite: Suite, found: dict[tuple[str, str], SearchRow]) -> Iterator[SearchRow]:
-    """Rows by instance as the suite has them, then by planner; those of neither last."""
+def _ordered(suite: Suite, rows_by_key: dict[tuple[str, str], SearchRow]) -> Iterator[SearchRow]:
+    """Yield rows in the suite's order of instances, then of planners; unknown ones last."""
     order = {instance.name: at for at, instance in enumerate(suite.instances)}
     planners = {name: at for at, name in enumerate(PLANNERS)}
     last = len(order) + len(planners)
     yield from sorted(
-        found.values(),
+        rows_by_key.values(),
         key=lambda r: (order.get(r.instance, last), planners.get(r.planner, last)),
     )
 
 
 def _describe(row: SearchRow) -> str:
-    """A row in words."""
+    """Describe a row in words."""
     if row.iteration_ms is None and row.rating_ms is None:
         why = {NO_PLAN: "found no plan", KILLED: "was ended without a plan"}
         return f"{why.get(row.ended, 'has no plan that fits')} in {row.seconds:.1f} s"

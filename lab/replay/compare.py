@@ -1,7 +1,7 @@
 """Models and their generated benchmarks, timed side by side in rounds.
 
-Steps of a model and of its benchmark alternate in the same processes. A folder of work holds a
-folder a model: its benchmark and a file a round, so that a run goes on where one before it ended.
+Steps of a model and of its benchmark alternate in the same processes. The work folder has a folder
+for each model, with its benchmark and a file for each round, so a later run continues there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shardopt.ranks.realtime import hasten_gloo, hasten_thread
 WARM_UP = 6
 TURNS = 4
 BLOCK = 4
-"""Steps that count, after one that finds the caches full of the other's tensors."""
+"""Steps that count, after one with the caches full of the other's tensors."""
 
 
 def capture(name: str, folder: Path) -> None:
@@ -51,18 +51,18 @@ def measure(name: str, folder: Path) -> list[dict[str, Any]]:
     """Time a model and its benchmark.
 
     Args:
-        folder: that `capture` wrote into.
+        folder: folder that `capture` wrote into.
 
     Returns:
-        Of each rank ``replay_ms`` and ``original_ms`` (steps), the ``coverage`` of the replay, and
+        For each rank ``replay_ms`` and ``original_ms`` (steps), the ``coverage`` of the replay, and
         the ``usage`` of the machine before and after.
 
     Raises:
         RankDiedError: a rank failed.
     """
-    found: dict[int, dict[str, Any]] = {}
-    run_ranks(_measure, ranks_of(name), name, folder / "benchmark", on_report=found.__setitem__)
-    return [found[rank] for rank in sorted(found)]
+    reports: dict[int, dict[str, Any]] = {}
+    run_ranks(_measure, ranks_of(name), name, folder / "benchmark", on_report=reports.__setitem__)
+    return [reports[rank] for rank in sorted(reports)]
 
 
 MOST_FAVOURED = -20
@@ -70,8 +70,7 @@ MOST_FAVOURED = -20
 
 
 def _prepare(rank: Rank, name: str) -> None:
-    """Pin the rank, disturb it as little as this machine allows, and join its group, if the model
-    needs one."""
+    """Pin and prioritise the rank, and join its group if the model needs one."""
     cores = available_cores()
     if hasattr(os, "sched_setaffinity"):
         # counted from the last one, which takes fewer interrupts
@@ -83,10 +82,10 @@ def _prepare(rank: Rank, name: str) -> None:
 
 
 def hasten_main(ranks: int) -> None:
-    """Put the calling thread before other processes, where that is permitted.
+    """Prioritise the calling thread over other processes, where that is permitted.
 
-    Real-time where it is the only rank. Where gloo's threads are real-time it must stay below
-    them, so it only gets the largest share among normal ones; threads it starts later as well.
+    It is real-time as the only rank. With several ranks it must stay below gloo's real-time
+    threads, so it only gets the largest share among normal ones, as do threads it starts later.
     """
     if ranks > 1:
         with suppress(OSError):
@@ -160,7 +159,7 @@ def _times(step: Callable[[], None], benchmark: Path) -> dict[str, Any]:
 
 
 def _replay(place: Path) -> Any:
-    """The generated benchmark, in this process."""
+    """Load the generated benchmark into this process."""
     sys.path.insert(0, str(place))
     sys.argv = [str(place / "benchmark.py")]
     import torch
@@ -193,18 +192,18 @@ def _block(step: Callable[[], None]) -> list[float]:
 
 
 DONE = "done"
-"""File that marks a benchmark as whole."""
+"""File that marks a benchmark as complete."""
 TRIES = 3
-"""Of a round that other work disturbed."""
+"""Most tries of a round that other work disturbs."""
 MOST_OTHER_CORES = 0.1
 """Ranks wait for each other, and cores may share a processor: other work slows one on any core."""
 
 Round = list[dict[str, Any]]
-"""Of each rank what `measure` found."""
+"""Result of `measure` for each rank."""
 
 
 def prepare(names: Sequence[str], work: Path) -> Iterator[str]:
-    """Generate the benchmarks that are not there yet; gives the name of each as it is done.
+    """Generate the missing benchmarks; yield the name of each when it is done.
 
     Raises:
         ShardoptError: a model cannot be captured here.
@@ -212,7 +211,7 @@ def prepare(names: Sequence[str], work: Path) -> Iterator[str]:
     for name in names:
         folder = folder_of(work, name)
         if not (folder / DONE).exists():
-            # what a run that was ended left behind may be half a benchmark
+            # an interrupted run may have left half a benchmark
             shutil.rmtree(folder, ignore_errors=True)
             capture(name, folder)
             shutil.rmtree(folder / "traces")
@@ -221,7 +220,7 @@ def prepare(names: Sequence[str], work: Path) -> Iterator[str]:
 
 
 def time_rounds(names: Sequence[str], work: Path, rounds: int) -> Iterator[tuple[str, int]]:
-    """Time each benchmark in every round that is not done; gives what was done.
+    """Time each benchmark in every missing round; yield each name and round.
 
     Raises:
         ShardoptError: a rank failed.
@@ -243,15 +242,15 @@ def _is_disturbed(ranks: Round) -> bool:
 
 
 def _others(ranks: Round) -> float:
-    """Mean number of cores that did other work meanwhile; 0 where the system does not tell."""
-    spans = [[Usage(**of) for of in rank["usage"]] for rank in ranks]
+    """Return the mean number of cores with other work; 0 where the system does not report it."""
+    spans = [[Usage(**sample) for sample in rank["usage"]] for rank in ranks]
     own_s = sum(after.own_s - before.own_s for before, after in spans)
     first, last = spans[0]
     return other_cores(first, last, own_s) or 0.0
 
 
 def side_by_side(names: Sequence[str], work: Path) -> list[dict[str, Any]]:
-    """Rows of the models that were timed against their benchmarks in some round."""
+    """Return the rows of the models that were timed against their benchmarks."""
     timed = [(name, _rounds(name, work)) for name in names]
     return [_row(name, rounds) for name, rounds in timed if rounds]
 
@@ -261,7 +260,7 @@ def _row(name: str, rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any
         [_slowest(each, which) for each in rounds] for which in ("original_ms", "replay_ms")
     )
     every = [rank["coverage"] for rank in rounds[0]]
-    ops, total = every[0]["total"], sum(of["total_us"] for of in every)
+    ops, total = every[0]["total"], sum(coverage["total_us"] for coverage in every)
     ratios = [b / a for a, b in zip(original, replay, strict=True)]
     return {
         "model": name,
@@ -273,7 +272,7 @@ def _row(name: str, rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any
         "replay_samples_ms": replay,
         "ops": ops,
         "host_us_an_op": round(1e3 * (median(original) - median(replay)) / ops, 3),
-        "coverage": sum(of["us"] for of in every) / total if total else 1.0,
+        "coverage": sum(coverage["us"] for coverage in every) / total if total else 1.0,
         "not_replayed": every[0]["reasons"],
     }
 
@@ -283,9 +282,9 @@ def _slowest(ranks: Sequence[dict[str, Any]], which: str) -> float:
 
 
 def _rounds(name: str, work: Path) -> list[Round]:
-    """Those that nothing disturbed, where there are any."""
-    found = [_read(path) for path in sorted(folder_of(work, name).glob("round-*.json"))]
-    return [ranks for ranks in found if not _is_disturbed(ranks)] or found
+    """Return the undisturbed rounds, or all if there are none."""
+    rounds = [_read(path) for path in sorted(folder_of(work, name).glob("round-*.json"))]
+    return [ranks for ranks in rounds if not _is_disturbed(ranks)] or rounds
 
 
 def _read(path: Path) -> Any:
@@ -297,12 +296,12 @@ def folder_of(work: Path, name: str) -> Path:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Errors of all models: geometric mean and worst of how far replays are off, as fractions."""
-    found = Summary.of_errors([row["ratio"] - 1 for row in rows])
+    """Return the errors of the replays over all models, as fractions."""
+    errors = Summary.of_errors([row["ratio"] - 1 for row in rows])
     return {
-        "n": found.n,
-        "mape": found.mape,
-        "geomean": found.geomean,
-        "worst": found.worst,
+        "n": errors.n,
+        "mape": errors.mape,
+        "geomean": errors.geomean,
+        "worst": errors.worst,
         "least_coverage": min(row["coverage"] for row in rows),
     }

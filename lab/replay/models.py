@@ -1,4 +1,4 @@
-"""Models of which benchmarks are made: transformers, convnets, DLRMs, MLPs (`models.yaml`)."""
+"""Models with generated benchmarks: transformers, convnets, DLRMs, MLPs (`models.yaml`)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Convnet:
 
 @dataclass(frozen=True)
 class Recommender:
-    """A DLRM under TorchRec; its tables are table-wise, dealt out over the ranks.
+    """DLRM under TorchRec; its tables are table-wise, dealt to the ranks in turn.
 
     Args:
         batch: samples of a rank.
         layers: widths of both MLPs, without the first and the last.
-        rows: of the first table; each next one has 1,000 more.
-        pooling: ids of a sample and table.
+        rows: rows of the first table; each next one has 1,000 more.
+        pooling: ids per sample and table.
     """
 
     batch: int
@@ -62,7 +62,7 @@ KINDS: dict[str, Any] = {
 def _read() -> dict[str, Model]:
     data = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
     return {
-        name: KINDS[kind](*(tuple(of) if isinstance(of, list) else of for of in sizes))
+        name: KINDS[kind](*(tuple(size) if isinstance(size, list) else size for size in sizes))
         for name, (kind, *sizes) in data.items()
     }
 
@@ -71,11 +71,11 @@ MODELS = _read()
 
 
 def ranks_of(name: str) -> int:
-    """Processes that a model is trained on."""
+    """Return the number of processes that train a model."""
     model = MODELS[name]
     return model.ranks if isinstance(model, Recommender) else 1
 
 
 def needs_group(name: str) -> bool:
-    """Whether a model is trained in a process group, of one rank or more."""
+    """Return true if a model trains in a process group, of one rank or more."""
     return isinstance(MODELS[name], Recommender)

@@ -1,4 +1,4 @@
-"""Training steps of the models of which benchmarks are made."""
+"""Training steps of the models with generated benchmarks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Step = Callable[[], None]
 
 
 def original(name: str, rank: int) -> Step:
-    """One training step at a call."""
+    """Return a function that runs one training step."""
     model = MODELS[name]
     if isinstance(model, TransformerShape):
         return transformers.Training(model).step

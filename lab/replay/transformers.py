@@ -1,4 +1,4 @@
-"""Transformers whose training steps are timed for real: BERT-, GPT-2- and XLNet-like.
+"""Transformers with real, timed training steps: BERT-, GPT-2- and XLNet-like.
 
 Small implementations with the ops that the public ones issue in eager mode: attention as batched
 products and a softmax, dropout everywhere, BERT's normalisation after and GPT-2's before each part,
@@ -142,8 +142,8 @@ class Gpt2(nn.Module):
             x = layer(x, causal)
         logits = functional.linear(self.norm(x), self.words.weight)
         shifted = logits[..., :-1, :].contiguous()
-        wanted = ids[..., 1:].contiguous()
-        return functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), wanted.view(-1))
+        targets = ids[..., 1:].contiguous()
+        return functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), targets.view(-1))
 
 
 class _XlnetLayer(nn.Module):
@@ -178,7 +178,7 @@ class _XlnetLayer(nn.Module):
 
 
 def _shift(placed: Tensor, length: int) -> Tensor:
-    """Row i moved by i positions: XLNet's relative shift."""
+    """Move row i by i positions: XLNet's relative shift."""
     batch, heads, rows, columns = placed.shape
     moved = placed.reshape(batch, heads, columns, rows)[:, :, 1:, :]
     moved = moved.reshape(batch, heads, rows, columns - 1)
@@ -227,13 +227,13 @@ MODELS: dict[str, type[nn.Module]] = {"bert": Bert, "gpt2": Gpt2, "xlnet": Xlnet
 
 
 def _small(module: nn.Module) -> None:
-    """Weights as BERT draws them; larger ones drive probabilities into slow denormal numbers."""
+    """Draw weights as BERT does; larger ones drive probabilities into slow denormal numbers."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=DEVIATION)
 
 
 class Training:
-    """A model with its optimizer and one batch; it has made its first step."""
+    """Model with its optimizer and one batch, after its first step."""
 
     def __init__(self, shape: TransformerShape) -> None:
         torch.manual_seed(0)
@@ -242,12 +242,12 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
         self.ids = torch.randint(shape.vocabulary, (shape.batch, shape.sequence))
         self.step()
-        # as after many steps, when every row of a table was seen: roots of zero are slow
+        # as after many steps, with no moment at zero: roots of zero are slow
         for state in self.optimizer.state.values():
             state["exp_avg_sq"].add_(SEEN)
 
     def step(self) -> None:
-        """Gradients set to none, forward, backward, optimizer."""
+        """Run one step: gradients to None, forward, backward, optimizer."""
         self.optimizer.zero_grad(set_to_none=True)
         self.model(self.ids).backward()
         self.optimizer.step()

@@ -1,4 +1,4 @@
-"""What the software of NVIDIA's DeepLearningExamples did, by date, and a profile as it used it.
+"""The software of NVIDIA's DeepLearningExamples by date: its profile, and its iteration.
 
 `predictor/hardware/runtimes/examples.yaml` holds the facts with their sources.
 """
@@ -31,21 +31,21 @@ ACROSS = 12
 """Pairs of cards on different sockets that no NVLink joins."""
 
 OWN_KERNELS = {"index_add_ns": 0.0, "column_sum_us": 0.0}
-"""Constants of aten's kernels that it replaced: the interaction and its backward are one kernel
-each, and a fused MLP sums the gradients of its biases itself."""
+"""Constants of the aten kernels that fusing replaced: the interaction and its backward are one
+kernel each, and a fused MLP sums the gradients of its biases itself."""
 
 
 @dataclass(frozen=True)
 class ExamplesRuntime:
-    """How a release runs the work of a plan.
+    """Behaviour of the releases, by date.
 
     Args:
-        graph_node_us: from one kernel to the next inside a CUDA graph.
+        graph_node_us: time from one kernel to the next inside a CUDA graph.
         graphs_from: first day of CUDA graphs and fused MLPs.
-        one_hop_from: first day of an NCCL that sends through a neighbour's NVLink.
-        first_gpu_until: framework -> last day of a bottom MLP on the first GPU alone.
-        socket_link_gb_s: from one socket of a DGX-1 to the other.
-        software_error: 1-sigma relative error of iterations from releases that did other things.
+        one_hop_from: first day of an NCCL that sends over a neighbour's NVLink.
+        first_gpu_until: framework -> last day of a bottom MLP on the first GPU only.
+        socket_link_gb_s: bandwidth between the sockets of a DGX-1.
+        software_error: 1-sigma relative error of iterations, from releases that differ.
     """
 
     graph_node_us: float
@@ -56,42 +56,42 @@ class ExamplesRuntime:
     software_error: float
 
     def fuses(self, day: date) -> bool:
-        """Whether graphs launched the kernels and MLPs were fused."""
+        """Return true if graphs launch the kernels and MLPs are fused."""
         return day >= self.graphs_from
 
     def on_first_gpu(self, framework: str, day: date) -> bool:
-        """Whether one rank ran the bottom MLP of all samples."""
+        """Return true if one rank runs the bottom MLP of all samples."""
         return day <= self.first_gpu_until.get(framework, date.min)
 
     def crosses_sockets(self, ranks: int, day: date) -> bool:
-        """Whether all-to-alls of a DGX-1 went through the link between its sockets."""
+        """Return true if all-to-alls of a DGX-1 use the link between its sockets."""
         return ranks == MESH_RANKS and day < self.one_hop_from
 
     def profile(
         self, hardware: HardwareProfile, day: date, *, through_host: bool = False
     ) -> HardwareProfile:
-        """The profile with the host and the all-to-all of that day's software.
+        """Return the profile with the host costs and the all-to-all of that day's software.
 
         Args:
-            through_host: all-to-alls go through the link between the sockets of a DGX-1.
+            through_host: all-to-alls use the link between the sockets of a DGX-1.
         """
         changed: dict[str, object] = {"overheads": self._overheads(hardware, day)}
         if self.fuses(day):
             changed["elementwise"] = hardware.elementwise.model_copy(update=OWN_KERNELS)
-        found = hardware.model_copy(update=changed)
+        profile = hardware.model_copy(update=changed)
         if through_host:
-            intra = found.collectives.intra
+            intra = profile.collectives.intra
             curve = intra.all_to_all.model_copy(
                 update={"edge_mib": (0.0,), "us_per_mib": (self._mesh_us_per_mib(),)}
             )
-            links = found.collectives.model_copy(
+            links = profile.collectives.model_copy(
                 update={"intra": intra.model_copy(update={"all_to_all": curve})}
             )
-            found = found.model_copy(update={"collectives": links})
-        return found
+            profile = profile.model_copy(update={"collectives": links})
+        return profile
 
     def _overheads(self, hardware: HardwareProfile, day: date) -> Overheads:
-        """No TorchRec runs: every op costs what those of dense layers do, and nothing is fixed."""
+        """Return host costs without TorchRec: all ops cost as in dense layers, none is fixed."""
         cost = hardware.overheads
         if not self.fuses(day):
             each = cost.op_us if cost.layer_op_us is None else cost.layer_op_us
@@ -101,19 +101,21 @@ class ExamplesRuntime:
         return cost.model_copy(update=free | node)
 
     def _mesh_us_per_mib(self) -> float:
-        """Of a rank's bus bytes, all but its own eighth: an eighth goes to each other rank."""
+        """Return the cost of a MiB of a rank's bus bytes, an eighth of which goes to each rank."""
         crossing = units.MIB * ACROSS / (MESH_RANKS - 1)
         return float(crossing / units.gb_per_s(self.socket_link_gb_s) / units.us(1.0))
 
 
 @cache
 def load_examples() -> ExamplesRuntime:
-    found = {key: value for key, value in load_runtime("examples").items() if key != "provenance"}
-    return ExamplesRuntime(**found)
+    constants = {
+        key: value for key, value in load_runtime("examples").items() if key != "provenance"
+    }
+    return ExamplesRuntime(**constants)
 
 
 class SharedLinkExchange(Exchange):
-    """An exchange whose outputs all cross one link, so that their sum counts, not the busiest."""
+    """Exchange whose outputs all cross one link: their sum counts, not the busiest rank."""
 
     def _transfer(self, name: str, scope: str, collective: Collective, width: float) -> Transfer:
         cost = self.cost(
@@ -124,12 +126,12 @@ class SharedLinkExchange(Exchange):
 
 
 class ExamplesBuilder(DlrmBuilder):
-    """Adds the operations of one iteration to a graph.
+    """Builder of the graph of one iteration.
 
     Args:
         scorer: of the workload, its topology and hardware.
-        first_gpu: the first rank runs the bottom MLP of all samples.
-        shared_link: one link carries what all ranks exchange.
+        first_gpu: run the bottom MLP of all samples on the first rank.
+        shared_link: let one link carry the exchange of all ranks.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class ExamplesBuilder(DlrmBuilder):
             self.bottom = FixedCosts(whole, scorer.topology, scorer.hardware).dense
 
     def build(self) -> Graph:
-        """Bottom MLP and lookups, the exchange, the top; backward the same way; one step."""
+        """Build bottom MLP and lookups, exchange and top MLP, the backward, and the step."""
         copy = self._copy_input()  # of the next batch
         steps = self.bottom.forward
         for segment in _segments(steps[: _place(steps, LookupCall)]):
@@ -168,7 +170,7 @@ class ExamplesBuilder(DlrmBuilder):
         return self.graph
 
     def _backward(self) -> None:
-        """Gradients of the top MLP leave while those of the embeddings return."""
+        """Add the backward; gradients of the top MLP leave while those of embeddings return."""
         at = _place(self.dense.backward, TableUpdate)
         for step in self.dense.backward[:at]:
             if isinstance(step, Segment):
@@ -177,8 +179,10 @@ class ExamplesBuilder(DlrmBuilder):
                 self._reduce_bucket(step.bytes)
         split = self._copies("pack gradients", [*self.modules], [], backward=True)
         if self.bottom_ranks is not None:
-            left = sum(step.bytes for step in self.dense.backward[at:] if isinstance(step, Bucket))
-            self._reduce_bucket(left - _bottom_gradient_bytes(self.workload))
+            remaining_bytes = sum(
+                step.bytes for step in self.dense.backward[at:] if isinstance(step, Bucket)
+            )
+            self._reduce_bucket(remaining_bytes - _bottom_gradient_bytes(self.workload))
         arrived = {e.name: self._outputs(e, [split], backward=True) for e in self.exchanges}
         waits = [Dep(op) for ops in arrived.values() for op in ops] or [Dep(split)]
         for exchange in self.exchanges:
@@ -198,7 +202,7 @@ class ExamplesBuilder(DlrmBuilder):
 
 
 def _place(steps: Sequence[Step], kind: type[LookupCall | TableUpdate]) -> int:
-    """Position of the first step of a kind."""
+    """Return the position of the first step of a kind."""
     return next((i for i, step in enumerate(steps) if isinstance(step, kind)), len(steps))
 
 

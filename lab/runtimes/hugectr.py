@@ -1,7 +1,7 @@
-"""What HugeCTR's software adds to a profile: precision, factors on kernel times, cost of a step.
+"""HugeCTR's software on a profile: precision, factors on kernel times, cost of a step.
 
-`predictor/hardware/runtimes/hugectr.yaml` holds the constants with their sources; ``python -m
-lab.fit.hugectr`` fits them.
+`predictor/hardware/runtimes/hugectr.yaml` holds the constants with their sources; ``python -m lab
+fit hugectr`` fits them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from predictor.units import us
 
 @dataclass(frozen=True)
 class Runtime:
-    """How HugeCTR runs the work of a plan.
+    """Constants of a HugeCTR release.
 
     Args:
-        name: as reports show it.
+        name: name in reports.
         dense_type: data type of the dense part and of embeddings on the wire.
-        graph_node_us: from the end of one kernel to the start of the next inside a CUDA graph.
+        graph_node_us: time from a kernel's end to the next one's start inside a CUDA graph.
         lookup_factor, update_factor: kernel times of embedding forward and backward over those of
-            FBGEMM's TBE in the profile; the hybrid's update over streaming what it moves.
+            FBGEMM's TBE in the profile; the hybrid's update over streaming its bytes.
         gemm_factor: kernel times of dense layers over those of the profile.
         step_us: time of an iteration besides its kernels and transfers: launching the graph,
             the data reader, and the barrier of all ranks.
@@ -62,22 +62,24 @@ class Runtime:
 
 @cache
 def load_runtimes() -> Mapping[str, Runtime]:
-    """Name -> runtime, of all that are shipped."""
-    found: dict[str, Any] = load_runtime("hugectr")
-    made = {}
-    for name, constants in found["runtimes"].items():
-        of, hybrid = constants.get("hybrid"), None
-        if of is not None:
-            hybrid = HybridRule(of["duplicates"], of["all_to_all_gb_s"] / of["all_reduce_gb_s"])
-        made[name] = Runtime(**{"name": name, **found["shared"], **constants, "hybrid": hybrid})
-    return made
+    """Return name -> runtime for all shipped runtimes."""
+    file: dict[str, Any] = load_runtime("hugectr")
+    runtimes = {}
+    for name, constants in file["runtimes"].items():
+        rule, hybrid = constants.get("hybrid"), None
+        if rule is not None:
+            hybrid = HybridRule(
+                rule["duplicates"], rule["all_to_all_gb_s"] / rule["all_reduce_gb_s"]
+            )
+        runtimes[name] = Runtime(**{"name": name, **file["shared"], **constants, "hybrid": hybrid})
+    return runtimes
 
 
 def runtime_of_round(version: tuple[int, ...], *, preview: bool = False) -> Runtime:
-    """HugeCTR as of an MLPerf round, e.g. (3, 1).
+    """Return HugeCTR's runtime of an MLPerf round, e.g. (3, 1).
 
     Args:
-        preview: the code of v2.1 for hardware that was not sold yet.
+        preview: use the code of v2.1 for hardware that was not sold yet.
     """
     if version < (3, 0):
         release = "v2.1 preview" if preview else "v2.0"
@@ -88,10 +90,10 @@ def runtime_of_round(version: tuple[int, ...], *, preview: bool = False) -> Runt
 
 @dataclass(frozen=True)
 class HybridRule:
-    """Arguments of HugeCTR's ``HybridEmbeddingParam`` as a submission gave them.
+    """Arguments of HugeCTR's ``HybridEmbeddingParam`` in a submission.
 
     Args:
-        duplicates: ``p_dup_max``, the chance of a repeated infrequent row, in (0, 1).
+        duplicates: ``p_dup_max``, probability of a repeated infrequent row, in (0, 1).
         bandwidth_ratio: bandwidth of the all-to-all over that of the all-reduce, times
             ``efficiency_bandwidth_ratio``.
     """
@@ -100,7 +102,7 @@ class HybridRule:
     bandwidth_ratio: float
 
     def threshold(self, batch: int, ranks: int, hosts: int) -> float:
-        """Number of occurrences in a batch from which on a row is frequent.
+        """Return the number of occurrences in a batch from which a row is frequent.
 
         Args:
             batch: samples of all ranks.
@@ -113,12 +115,12 @@ class HybridRule:
 
 @dataclass(frozen=True)
 class HybridSplit:
-    """How the rule splits a workload.
+    """Split of a workload into frequent and infrequent rows.
 
     Args:
-        infrequent: share of the lookups that rows of other ranks serve, in [0, 1].
-        needed: frequent rows that a rank's samples hold, over its lookups, in [0, 1].
-        elements: of all frequent rows.
+        infrequent: share of the lookups in infrequent rows, served by other ranks, in [0, 1].
+        needed: frequent rows in a rank's samples over its lookups, in [0, 1].
+        elements: number of elements of all frequent rows.
     """
 
     infrequent: float
@@ -127,7 +129,7 @@ class HybridSplit:
 
     @classmethod
     def of(cls, workload: Workload, rule: HybridRule, ranks: int, hosts: int) -> HybridSplit:
-        """Expected values over a batch of ``ranks`` times the workload's."""
+        """Return the expected split of a batch of ``ranks`` times the workload's."""
         batch = workload.batch_size * ranks
         threshold = rule.threshold(batch, ranks, hosts)
         lookups = served = needed = elements = 0.0
@@ -145,14 +147,14 @@ class HybridSplit:
 
 
 _LARGE = 2.0**36
-"""A message so large that only the bandwidth counts."""
+"""Size of a message whose latency is negligible."""
 
 
 def direct(links: Collectives, size_bytes: ArrayLike) -> Array:
-    """ms of a kernel that loads from or stores to the other ranks' memory, all pairs alike.
+    """Return the ms of a kernel that loads from or stores to all other ranks' memory alike.
 
     It has neither NCCL's protocols nor its staging buffers: the all-to-all's latency and the
-    bandwidth of its largest messages. Sizes as of an all-to-all.
+    bandwidth of its largest messages. Sizes are those of an all-to-all.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     first, last = (links.all_to_all(large, "intra") for large in (_LARGE, 2 * _LARGE))
@@ -160,7 +162,7 @@ def direct(links: Collectives, size_bytes: ArrayLike) -> Array:
 
 
 def rail(links: Collectives, size_bytes: ArrayLike) -> Array:
-    """ms of an all-reduce among one rank of each intra group, added up by the switches (SHARP).
+    """Return the ms of a rail all-reduce, one rank of each intra group, in switches (SHARP).
 
     Each NIC carries the buffer once, in both directions at a time, and nothing waits for a tree
     to come back down.
@@ -173,22 +175,22 @@ def rail(links: Collectives, size_bytes: ArrayLike) -> Array:
 
 
 def switches_of(curve: Curve, ranks: int) -> tuple[int, ...]:
-    """Cards behind each switch of a host as the curve takes it, () where no uplink counts.
+    """Return the number of cards behind each switch of a host; () where no uplink counts.
 
     Args:
-        curve: of all-to-alls; up to the cards of one switch it costs no more than among two.
+        curve: of all-to-alls; its cost stays that of two cards up to those of one switch.
     """
     cards = max((n for n, cost in curve.rank_cost.items() if cost == 1.0), default=0)
     return (cards,) * (ranks // cards) if 0 < cards < ranks and ranks % cards == 0 else ()
 
 
 def uplink_size(sent: Array, switches: Sequence[int], cards: int) -> Array:
-    """What every rank would send for the busiest uplink to carry as much, ``[..., 1]``.
+    """Return the equal bytes per rank that load an uplink like the busiest one, ``[..., 1]``.
 
     Args:
         sent: bytes that each rank sends to all ranks alike, itself included, ``[..., ranks]``.
         switches: cards behind each switch, in the order of the ranks.
-        cards: behind each switch in the machine of equal parts that the curve describes.
+        cards: behind each switch of the curve's machine, whose switches are equal.
     """
     ranks = sent.shape[-1]
     total, busiest, first = sent.sum(axis=-1), np.zeros(sent.shape[:-1]), 0
@@ -206,17 +208,17 @@ RESOURCES = {
     "dense_backward": "gemm",
     "host": "overheads",
 }
-"""Phase -> profile group that its time comes from; others stream through memory."""
+"""Phase -> profile group of its time; other phases stream through memory."""
 MASTER_PASSES = 6
 """Adagrad on fp32 master weights: weight, state and gradient, read or written, and the fp16 copy
 (two halves)."""
 
 
 class HugeCtrBuilder:
-    """Adds the operations of one HugeCTR iteration to a graph.
+    """Builder of the graph of one HugeCTR iteration.
 
     Args:
-        workload: in the model's precision; the runtime replaces that of dense part and wire.
+        workload: the runtime replaces the precision of its dense part and wire.
         switches: cards behind each PCIe switch of the host; the profile's unless given.
     """
 
@@ -269,7 +271,7 @@ class HugeCtrBuilder:
         return float(simulate(self.build()).iteration_ms[0])
 
     def build(self) -> Graph:
-        """Lookups, exchange, dense part forward and backward, exchange, updates."""
+        """Build lookups, exchange, dense part forward and backward, exchange and updates."""
         self.graph = Graph(self.topology.world_size, self.topology.intra_group_size)
         self.parameters = 0
         self.lookups: list[int] = []
@@ -299,7 +301,7 @@ class HugeCtrBuilder:
     # --- sparse --------------------------------------------------------------------------------
 
     def _forward(self, exchange: Exchange) -> list[int]:
-        """Pooled lookups, then the exchange with the ranks of the samples."""
+        """Add pooled lookups, then the exchange with the ranks of the samples."""
         transfers = self._outputs(exchange, backward=False)
         times = [self.runtime.lookup_factor * exchange.forward_ms(g) for g in exchange.members]
         name, phase = f"{exchange.name} lookup", "embedding_forward"
@@ -310,14 +312,14 @@ class HugeCtrBuilder:
             # the pooling kernel stores into the memory of the host's ranks (hier_model_forward.cu)
             stores = transfers[0].cost_ms
             transfers[0] = replace(transfers[0], cost_ms=self._partial_sums_ms(exchange))
-        found = [self._add(name, phase, np.maximum(t, stores), [], "embedding") for t in times]
-        self.lookups += found
-        return self._run(transfers, found, "output_dist_forward")
+        lookups = [self._add(name, phase, np.maximum(t, stores), [], "embedding") for t in times]
+        self.lookups += lookups
+        return self._run(transfers, lookups, "output_dist_forward")
 
     def _hybrid_forward(
         self, name: str, times: Sequence[Array], transfers: Sequence[Transfer]
     ) -> list[int]:
-        """Rows of other ranks first; what a rank has itself does not wait for the network.
+        """Look up rows of other ranks first, so that a rank's own do not wait for the network.
 
         On one host a rank reads its frequent rows from a cache that the exchange fills.
         """
@@ -349,11 +351,11 @@ class HugeCtrBuilder:
 
     @property
     def _is_direct(self) -> bool:
-        """The hybrid embedding on one host: ranks read what they need from each other."""
+        """True for the hybrid embedding on one host, where ranks read each other's rows."""
         return self.split is not None and self.topology.groups == 1
 
     def _outputs(self, exchange: Exchange, *, backward: bool) -> list[Transfer]:
-        """Exchanges of outputs or their gradients in the order they run.
+        """Return the exchanges of outputs or their gradients in running order.
 
         Hierarchical ones cross NVLink among all ranks of a host, then the network among those of
         one rail (`NcclAll2AllComm::hier_communicate`). Partial sums of row splits are reduced in
@@ -365,11 +367,11 @@ class HugeCtrBuilder:
             return []
         if not reduced and self.split is None:
             return [self._transfer(exchange, "world", width)]
-        found = [self._transfer(exchange, "intra", width)]
+        transfers = [self._transfer(exchange, "intra", width)]
         if self.topology.groups > 1:
             across = width / self.topology.intra_group_size if reduced else width
-            found.append(self._transfer(exchange, "cross", across))
-        return found[::-1] if backward else found
+            transfers.append(self._transfer(exchange, "cross", across))
+        return transfers[::-1] if backward else transfers
 
     def _transfer(self, exchange: Exchange, scope: str, width: float) -> Transfer:
         comms = self.costs.collectives
@@ -380,13 +382,13 @@ class HugeCtrBuilder:
         return Transfer(f"{exchange.name}.{scope}", scope, cost)
 
     def _busiest(self, width: float) -> Callable[[Array], Array]:
-        """Bytes of the busiest rank, or of the mean rank of the busiest uplink."""
+        """Return a function for the bytes of the busiest rank, or of the busiest uplink's mean."""
         if not self.cards:
             return busiest(Load.OUTPUTS, width)
         return lambda load: uplink_size(width * load[..., Load.OUTPUTS], self.switches, self.cards)
 
     def _partial_sums_ms(self, exchange: Exchange) -> Array:
-        """Time to sum what the ranks of a host stored: partial sums in, outputs out."""
+        """Return the ms to reduce the stored partial sums of a host's ranks to outputs."""
         width = DATA_TYPE_BYTES[self.dtype] * (1 + 1 / self.topology.intra_group_size)
         return exchange.cost(partial(memory_ms, self.hardware), busiest(Load.OUTPUTS, width))
 
@@ -405,16 +407,16 @@ class HugeCtrBuilder:
         return after
 
     def _update(self, exchange: Exchange, after: list[int]) -> list[int]:
-        """Segmented gradients and the optimizer, on rows that the data reader has sorted."""
+        """Add segmented gradients and the optimizer, on rows sorted by the data reader."""
         share = 1.0 if self.split is None else self.split.infrequent
-        found = []
+        updates = []
         for group in exchange.members:
             cost = share * self._update_ms(exchange, group)
-            found.append(self._add(f"{exchange.name} update", "embedding_backward", cost, after))
-        return found
+            updates.append(self._add(f"{exchange.name} update", "embedding_backward", cost, after))
+        return updates
 
     def _update_ms(self, exchange: Exchange, group: int) -> Array:
-        """Replicated tables are small: their gradients stream through, as do rows and state.
+        """Return the ms of an update; replicated tables are small and stream through memory.
 
         The hybrid embedding sorts nothing: each lookup's gradient is added to an fp32 row with
         atomics (`frequent_local_reduce`, `infrequent_update_model_direct`).
@@ -431,7 +433,7 @@ class HugeCtrBuilder:
         return memory_ms(self.hardware, size)
 
     def _reduce(self, after: int) -> list[int]:
-        """Dense gradients and those of replicated rows: one all-reduce in half precision."""
+        """Add one all-reduce of dense gradients and those of replicated rows, in half precision."""
         replicated = float(self.loads[..., Load.GRADIENTS].sum(axis=1).max())
         if self.split is not None and self.topology.groups > 1:
             replicated += self.split.elements
@@ -453,11 +455,11 @@ class HugeCtrBuilder:
         ]
 
     def _one_shot_ms(self, size: np.float64) -> Array:
-        """HugeCTR's own all-reduce of v2.x (all_reduce_comm.cu, ib_comm_ar.cu).
+        """Return the ms of HugeCTR's all-reduce of v2.x (all_reduce_comm.cu, ib_comm_ar.cu).
 
         Every rank loads its part from all others of its host, the switches of the network add up
         the parts of one rail (SHARP, so each NIC carries them once either way), and every rank
-        loads the other parts; in blocks, so that the slower of the two links counts.
+        loads the other parts. It runs in blocks, so the slower of the two links counts.
         """
         comms = self.costs.collectives
         inside = 2 * direct(comms, size)
@@ -470,7 +472,7 @@ class HugeCtrBuilder:
     # --- dense ---------------------------------------------------------------------------------
 
     def _widths(self) -> None:
-        """Layers as (inputs, outputs), and the columns of what the interaction takes and gives."""
+        """Set the layers as (inputs, outputs), and the interaction's input and output columns."""
         dense, tables = self.workload.dlrm, self.workload.tables
         bottom = (dense.in_features, *dense.bottom_mlp)
         self.bottom = list(pairwise(bottom))
@@ -501,14 +503,14 @@ class HugeCtrBuilder:
         return op
 
     def _gemm(self, m: int, n: int, k: int) -> float:
-        """One multiplication with what is fused into it."""
+        """Return the ms of one multiplication with its fused epilogue."""
         time = gemm_ms(self.hardware, m, n, k, self.dtype) - us(
             self.hardware.gemm.floor_of(self.dtype)
         )
         return self.runtime.gemm_factor * time
 
     def _arrange_ms(self) -> float:
-        """Received embeddings into the layout of the interaction: read and written once."""
+        """Return the ms to copy received embeddings into the interaction's layout."""
         width = DATA_TYPE_BYTES[self.dtype]
         size = 2 * width * self.workload.batch_size * self.vectors
         if self.split is not None:
@@ -516,7 +518,7 @@ class HugeCtrBuilder:
         return float(memory_ms(self.hardware, size))
 
     def _dot_ms(self) -> float:
-        """Pairwise products as one fused kernel: vectors in, products out."""
+        """Return the ms of the fused kernel of pairwise products: vectors in, products out."""
         if self.workload.dlrm.interaction != "dot":
             return 0.0
         elements = self.vectors + self.top_input

@@ -1,7 +1,6 @@
-"""What Megatron's software adds to a profile: fitted constants, kept with the rows behind them.
+"""Megatron's software on a profile: fitted constants, kept with the rows behind them.
 
-`predictor/hardware/runtimes/megatron.yaml` holds them; ``python -m lab fit megatron`` fits
-them.
+`predictor/hardware/runtimes/megatron.yaml` holds them; ``python -m lab fit megatron`` fits them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class MegatronRuntime:
 
     Args:
         kernel_us: host time to launch one kernel.
-        eager_factor: the same over it where each kernel is an op of PyTorch for itself.
+        eager_factor: factor on it where each kernel is its own PyTorch op.
         elementwise_factor: kernel times of dropout, layer norm, GELU, bias and residual over the
             profile's; Megatron's fused softmax runs at the profile's.
         loss_factor: kernel times of the softmax over the vocabulary over the profile's.
@@ -61,7 +60,7 @@ CONSTANTS = tuple(field.name for field in fields(MegatronRuntime))
 
 @dataclass(frozen=True)
 class FittedRuntime:
-    """The shipped runtime, its hardware profile, and the rows that it was fitted on."""
+    """Shipped runtime, its hardware profile, and the rows that it was fitted on."""
 
     runtime: MegatronRuntime
     hardware: str
@@ -70,10 +69,10 @@ class FittedRuntime:
 
 @cache
 def load_megatron() -> FittedRuntime:
-    found: dict[str, Any] = load_runtime("megatron")
-    runtime = MegatronRuntime(**{name: float(found["constants"][name]) for name in CONSTANTS})
-    rows = frozenset(tuple(int(v) for v in row) for row in found["fit_rows"])
-    return FittedRuntime(runtime, str(found["hardware"]), rows)
+    constants: dict[str, Any] = load_runtime("megatron")
+    runtime = MegatronRuntime(**{name: float(constants["constants"][name]) for name in CONSTANTS})
+    rows = frozenset(tuple(int(v) for v in row) for row in constants["fit_rows"])
+    return FittedRuntime(runtime, str(constants["hardware"]), rows)
 
 
 HALF_BYTES = 2
@@ -83,13 +82,13 @@ FUSED_ROWS = 4
 
 @dataclass(frozen=True)
 class GptTraining:
-    """A model and how it is split; the GPUs are ``tensor * data * pipeline``.
+    """Model and its parallelism; the GPUs are ``tensor * data * pipeline``.
 
     Args:
         vocabulary: rows of the embedding, also those of the logits.
         micro_batch: samples that pass the pipeline together.
         global_batch: samples of an iteration over all replicas.
-        recompute: the forward pass of a layer is repeated before its backward pass.
+        recompute: repeat the forward pass of a layer before its backward pass.
 
     Raises:
         InputError: sizes do not divide evenly.
@@ -109,14 +108,14 @@ class GptTraining:
 
     def __post_init__(self) -> None:
         share = self.data * self.micro_batch
-        for what, whole, parts in (
+        for quantity, whole, parts in (
             ("hidden size", self.hidden, self.heads),
             ("attention heads", self.heads, self.tensor),
             ("layers", self.layers, self.pipeline),
             ("global batch", self.global_batch, share),
         ):
             if whole % parts:
-                raise InputError(f"{what} {whole} is not a multiple of {parts}")
+                raise InputError(f"{quantity} {whole} is not a multiple of {parts}")
 
     @property
     def gpus(self) -> int:
@@ -128,7 +127,7 @@ class GptTraining:
 
     @property
     def hidden_bytes(self) -> int:
-        """Hidden states of one micro-batch: what stages and tensor-parallel ranks exchange."""
+        """Bytes of one micro-batch's hidden states, which stages and tensor ranks exchange."""
         return HALF_BYTES * self.micro_batch * self.sequence * self.hidden
 
     @property
@@ -157,8 +156,8 @@ class Kernel:
         bytes_moved: read and written, or the buffer of the all-reduce.
         shape: m, n and k of a multiplication.
         count: multiplications of that shape in one kernel.
-        eager: an op of PyTorch for itself, with its call in Python and its node in the backward;
-            other kernels share theirs.
+        eager: own PyTorch op, with its call in Python and its node in the backward; other kernels
+            share theirs.
     """
 
     name: str
@@ -171,13 +170,13 @@ class Kernel:
 
 @cache
 def kernel_rows() -> tuple[dict[str, str], ...]:
-    """The kernels of a micro-batch in launch order, those of a layer once for all layers.
+    """Read the kernels of a micro-batch in launch order, those of a layer once for all layers.
 
-    `size` are m, n and k of a multiplication, of which there are `times` in one kernel; of others
-    the bytes moved, of kernels that are run `times` one after the other. Bytes are in multiples of
-    what `_sizes` names: a dropout reads and writes, with half a byte of mask an element of two; a
-    layer norm's weight gradients are partial sums, one for 64 bytes of the states; the gradient of
-    an embedding in bags of one sorts the ids in ten kernels. Without Megatron's fused softmax
+    For a multiplication, `size` is m, n and k, and `times` the number in one kernel. For other
+    kernels, `size` is the bytes moved, in multiples of the names of `_sizes`, and `times` the
+    number of kernels in sequence. A dropout reads and writes, with half a byte of mask an element
+    of two; a layer norm's weight gradients are partial sums, one for 64 bytes of the states; the
+    gradient of an embedding in bags of one sorts the ids in ten kernels. Without fused softmax
     PyTorch's kernels run in fp32 (``eager``).
     """
     path = Path(__file__).with_name("megatron_kernels.csv")
@@ -186,37 +185,37 @@ def kernel_rows() -> tuple[dict[str, str], ...]:
 
 
 SEGMENTS = tuple(dict.fromkeys(row["segment"] for row in kernel_rows()))
-"""Segments that a micro-batch passes; those of a layer once for each layer of a stage."""
+"""Segments of a micro-batch; those of a layer run once for each layer of a stage."""
 
 
 @cache
 def segment_kernels(model: GptTraining) -> dict[str, tuple[Kernel, ...]]:
-    """Segment -> its kernels in launch order."""
+    """Return segment -> its kernels in launch order."""
     sizes = _sizes(model)
     fused = sizes["heads"] % FUSED_ROWS == 0
     absent = {"eager" if fused else "softmax", *(["all_reduce"] if model.tensor == 1 else [])}
-    found: dict[str, list[Kernel]] = {name: [] for name in SEGMENTS}
+    kernels_of: dict[str, list[Kernel]] = {name: [] for name in SEGMENTS}
     for row in kernel_rows():
         if row["kind"] not in absent:
-            found[row["segment"]] += _kernels(row, sizes)
+            kernels_of[row["segment"]] += _kernels(row, sizes)
     if model.recompute:
-        found["layer_backward"][:0] = found["layer_forward"]
-    return {name: tuple(kernels) for name, kernels in found.items()}
+        kernels_of["layer_backward"][:0] = kernels_of["layer_forward"]
+    return {name: tuple(kernels) for name, kernels in kernels_of.items()}
 
 
 def _kernels(row: dict[str, str], sizes: dict[str, float]) -> list[Kernel]:
     name, kind, times = row["name"], row["kind"], row["times"] or "1"
     if kind == "gemm":
-        shape = tuple(int(sizes[of]) for of in row["size"].split())
+        shape = tuple(int(sizes[name_of_size]) for name_of_size in row["size"].split())
         return [Kernel(name, kind, shape=shape, count=int(sizes.get(times, 1)))]
     terms = (term.split() for term in row["size"].split(" + "))
-    size = sum(float(factor) * sizes[of] for factor, of in terms)
+    size = sum(float(factor) * sizes[name_of_size] for factor, name_of_size in terms)
     eager = kind == "eager"
     return [Kernel(name, "elementwise" if eager else kind, size, eager=eager)] * int(times)
 
 
 def _sizes(model: GptTraining) -> dict[str, float]:
-    """Elements (of ``heads`` those of all samples on one GPU) and bytes that kernels go by."""
+    """Return the sizes of kernels by name; ``heads`` counts all samples on one GPU."""
     hidden, split, sequence = model.hidden, model.tensor, model.sequence
     tokens, heads = model.micro_batch * sequence, model.micro_batch * model.heads // split
     vocabulary = model.local_vocabulary
@@ -241,26 +240,26 @@ def _sizes(model: GptTraining) -> dict[str, float]:
 
 Array = NDArray[np.float64]
 Pass = tuple[int, bool, int]
-"""Stage, whether it is a backward pass, micro-batch."""
+"""Stage, true for a backward pass, micro-batch."""
 
 
 def schedule(stages: int, micro_batches: int) -> list[Pass]:
-    """All passes, each after those it waits for."""
+    """Return all passes of the 1F1B schedule, each after those it waits for."""
     orders = [list(_stage_order(s, stages, micro_batches)) for s in range(stages)]
     done = np.zeros((stages, 2), dtype=np.int64)
     position = [0] * stages
-    found: list[Pass] = []
-    while len(found) < 2 * stages * micro_batches:
+    passes: list[Pass] = []
+    while len(passes) < 2 * stages * micro_batches:
         for stage, order in enumerate(orders):
             while position[stage] < len(order):
                 backward, index = order[position[stage]]
                 source = stage + 1 if backward else stage - 1
                 if 0 <= source < stages and done[source, int(backward)] <= index:
                     break
-                found.append((stage, backward, index))
+                passes.append((stage, backward, index))
                 done[stage, int(backward)] += 1
                 position[stage] += 1
-    return found
+    return passes
 
 
 def _stage_order(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[bool, int]]:
@@ -277,11 +276,11 @@ def _stage_order(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[
 def pipeline_ms(
     forward_ms: ArrayLike, backward_ms: ArrayLike, send_ms: ArrayLike, micro_batches: int
 ) -> Array:
-    """Time until the last stage is done.
+    """Return the time until the last stage is done, ``[...]``.
 
     Args:
-        forward_ms, backward_ms: of one micro-batch, ``[..., stages]``.
-        send_ms: from one stage to the next, either way, ``[...]``.
+        forward_ms, backward_ms: times of one micro-batch, ``[..., stages]``.
+        send_ms: time from one stage to the next, either way, ``[...]``.
     """
     forward, backward = np.asarray(forward_ms, float), np.asarray(backward_ms, float)
     stages = forward.shape[-1]
@@ -312,11 +311,11 @@ ADAM_BYTES = 22
 """Bytes moved per weight: fp16 weight and gradient read, weight written, two fp32 moments read and
 written (apex multi_tensor_adam)."""
 RESOURCES = {"gemm": "gemm", "all_reduce": "collectives.intra"}
-"""Kind of kernel -> profile group that its time comes from; others stream through memory."""
+"""Kind of kernel -> profile group of its time; other kinds stream through memory."""
 
 
 class MegatronStep:
-    """Predicts iterations on given hardware; costs that configurations share are computed once.
+    """Predictor of iterations on one hardware; caches the costs that configurations share.
 
     Args:
         gpus_per_node: tensor-parallel ranks are neighbours, replicas come next, stages last
@@ -337,7 +336,7 @@ class MegatronStep:
         self._segments: dict[GptTraining, dict[str, float]] = {}
 
     def iteration_ms(self, models: Sequence[GptTraining]) -> Array:
-        """Predicted times, ``[models]``."""
+        """Return the predicted times, ``[models]``."""
         shapes: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, model in enumerate(models):
             shapes[model.pipeline, model.micro_batches].append(index)
@@ -349,24 +348,24 @@ class MegatronStep:
         return times + [self.reduce_ms(model) + self.optimizer_ms(model) for model in models]
 
     def stages_ms(self, models: Iterable[GptTraining], forward: bool) -> Array:
-        """Time of each stage for one micro-batch in one direction, ``[models, stages]``."""
+        """Return the ms of each stage for one micro-batch one way, ``[models, stages]``."""
         way = "forward" if forward else "backward"
-        found = []
+        stage_times = []
         for model in models:
             part = self.segments_ms(model)
             layers = model.layers // model.pipeline
             times = np.full(model.pipeline, layers * part[f"layer_{way}"])
             times[0] += part[f"embedding_{way}"]
             times[-1] += part[f"head_{way}"]
-            found.append(times)
-        return np.stack(found)
+            stage_times.append(times)
+        return np.stack(stage_times)
 
     def send_ms(self, model: GptTraining) -> float:
-        """From one stage to the next."""
+        """Return the ms to send hidden states to the next stage."""
         return model.hidden_bytes / units.gb_per_s(self.runtime.send_gb_s)
 
     def segments_ms(self, model: GptTraining) -> dict[str, float]:
-        """Segment -> time of one micro-batch."""
+        """Return segment -> ms of one micro-batch."""
         key = replace(model, layers=1, global_batch=model.micro_batch, data=1, pipeline=1)
         if key not in self._segments:
             self._segments[key] = {
@@ -376,30 +375,30 @@ class MegatronStep:
         return self._segments[key]
 
     def shares(self, model: GptTraining) -> dict[str, float]:
-        """Resource of the profile -> its share of an iteration.
+        """Return resource of the profile -> its share of an iteration.
 
-        Within a segment the device waits for the host in what its kernels leave.
+        The time of a segment beyond its kernels is waiting for the host.
         """
         times = self.segments_ms(model)
         layers = model.layers / model.pipeline
-        found: dict[str, float] = defaultdict(float)
+        time_of: dict[str, float] = defaultdict(float)
         for name, kernels in segment_kernels(model).items():
             passes = model.micro_batches * (layers if name.startswith("layer") else 1.0)
-            left = times[name]
+            waiting = times[name]
             for kernel in kernels:
                 time = self.kernel_ms(kernel, model)
                 resource = RESOURCES.get(kernel.kind, "elementwise").split(".")[0]
-                found[resource] += passes * time
-                left -= time
-            found["overheads"] += passes * max(left, 0.0)
+                time_of[resource] += passes * time
+                waiting -= time
+            time_of["overheads"] += passes * max(waiting, 0.0)
         sends = 2 * model.micro_batches * self.send_ms(model) if model.pipeline > 1 else 0.0
-        found["collectives"] += self.reduce_ms(model) + sends
-        found["elementwise"] += self.optimizer_ms(model)
-        total = sum(found.values())
-        return {resource: time / total for resource, time in found.items()}
+        time_of["collectives"] += self.reduce_ms(model) + sends
+        time_of["elementwise"] += self.optimizer_ms(model)
+        total = sum(time_of.values())
+        return {resource: time / total for resource, time in time_of.items()}
 
     def segment(self, name: str, kernels: Iterable[Kernel], model: GptTraining) -> Graph:
-        """The kernels of a segment on one GPU, launched from idle."""
+        """Return the graph of a segment's kernels on one GPU, launched from idle."""
         graph = Graph(1, 1)
         for kernel in kernels:
             joins = kernel.kind == "all_reduce"
@@ -416,7 +415,7 @@ class MegatronStep:
         return graph
 
     def kernel_ms(self, kernel: Kernel, model: GptTraining) -> float:
-        """On the device; an all-reduce is among the tensor-parallel ranks of one replica."""
+        """Return a kernel's ms; an all-reduce joins the tensor-parallel ranks of a replica."""
         if kernel.kind == "all_reduce":
             return self._all_reduce(model.tensor, self.gpus_per_node, kernel.bytes_moved)
         if kernel not in self._kernels:
@@ -435,7 +434,7 @@ class MegatronStep:
         return float(memory_ms(self.hardware, kernel.bytes_moved))
 
     def reduce_ms(self, model: GptTraining) -> float:
-        """Gradients over the replicas, in half precision, once all micro-batches are done.
+        """Return the ms to reduce gradients over replicas, in half precision, after the passes.
 
         The two copies of the embedding's weights are not reduced with each other.
         """
@@ -446,12 +445,12 @@ class MegatronStep:
         )
 
     def optimizer_ms(self, model: GptTraining) -> float:
-        """Adam on the largest stage."""
+        """Return the ms of Adam on the largest stage."""
         weights = max(_stage_weights(model, copy_of_embedding=False))
         return float(memory_ms(self.hardware, ADAM_BYTES * weights))
 
     def _all_reduce(self, ranks: int, near: int, size_bytes: float) -> float:
-        """Among ``ranks``, of which up to ``near`` lie on one node."""
+        """Return the ms of an all-reduce among ``ranks``, of which up to ``near`` share a node."""
         if ranks == 1:
             return 0.0
         local = math.gcd(ranks, max(near, 1))
@@ -463,13 +462,13 @@ class MegatronStep:
 
 
 def misalignment(shape: tuple[int, ...]) -> int:
-    """Halvings from the widest load to the widest that fits all of m, n and k."""
+    """Return the halvings from the widest load to the widest that fits m, n and k."""
     shared = math.gcd(ALIGNED_ELEMENTS, *shape)
     return round(math.log2(ALIGNED_ELEMENTS / shared))
 
 
 def _stage_weights(model: GptTraining, *, copy_of_embedding: bool) -> list[int]:
-    """Weights of each stage on one GPU, with or without the last one's copy of the embedding."""
+    """Return the weights of each stage on one GPU, optionally with the copied embedding."""
     layers = model.layers // model.pipeline
     weights = [layers * model.layer_parameters] * model.pipeline
     weights[0] += model.embedding_parameters

@@ -1,13 +1,13 @@
-"""Tasks drawn by seed: what learning and confirming promise, held against what is then measured.
+"""Tasks drawn by seed: expected gains of learning and confirming, against measured ones.
 
-Each task goes from the shipped profile. One trace of TorchRec's plan teaches it, the search plans
-with that, and `plan --confirm` runs. Then twelve plans run in turn: TorchRec's, that planned after
-learning, that confirmed, and random ones; beside them TorchRec's once more under another name,
-whose difference from itself is the noise. Every session builds them in another order, and all
-rounds count. Of four tasks one has hosts joined by a slow emulated link (which needs root and
-iproute2) and one has memory that is 80 % full: there is room for a better plan.
+Each task starts from the shipped profile. It learns from one trace of TorchRec's plan, the search
+plans with the result, and `plan --confirm` runs. Then twelve plans run in turn: TorchRec's, the
+learned one, the confirmed one, and random ones. TorchRec's plan also runs under a second name; the
+difference is the noise. Every session builds the plans in another order, and all rounds count. One
+of four tasks has hosts joined by a slow emulated link (which needs root and iproute2), and one has
+memory 80 % full: both have room for a better plan.
 
-A task is a file in the folder, written when it is complete; the same command goes on with the rest.
+A task is a file in the folder, written when complete; the same command continues with the rest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from shardopt.ranks.scratch import scratch_folder
 
 AGAIN, OURS, CONFIRMED = "torchrec again", "learned", "confirmed"
 ROOM: Mapping[int, str] = {1: "slow link", 3: "memory 80 % full"}
-"""Number of a task modulo four -> why there is room."""
+"""Number of a task modulo four -> reason for the room for a better plan."""
 LINK_GBIT_S, FULL = 2.0, 0.8
 PLANS, RANKS = 12, 2
 TRACE_S, SEARCH_S, SESSIONS = 20.0, 30.0, 3
@@ -52,11 +52,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ConfirmedTasks:
-    """What to measure.
+    """Settings of the tasks.
 
     Args:
-        minutes: of `confirm`, in each task.
-        measure_minutes: that the twelve plans run afterwards.
+        minutes: minutes of `confirm` in each task.
+        measure_minutes: minutes of measuring the twelve plans afterwards.
     """
 
     folder: Path
@@ -66,27 +66,27 @@ class ConfirmedTasks:
     measure_minutes: float = 3.0
 
 
-def run_tasks(given: ConfirmedTasks, say: Say) -> list[dict[str, Any]]:
-    """Measure the tasks that the folder lacks; all of them as they are in their files."""
-    given.folder.mkdir(parents=True, exist_ok=True)
-    found = []
-    for seed in given.tasks:
-        path = given.folder / f"task_{seed:06d}.json"
+def run_tasks(settings: ConfirmedTasks, say: Say) -> list[dict[str, Any]]:
+    """Measure the tasks that the folder lacks; return all, as read from their files."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    tasks = []
+    for seed in settings.tasks:
+        path = settings.folder / f"task_{seed:06d}.json"
         if not path.exists():
             started = time.time()
             try:
-                task = _run(given, seed, lambda text, seed=seed: say(f"task {seed}: {text}"))  # type: ignore[misc]
+                task = _run(settings, seed, lambda text, seed=seed: say(f"task {seed}: {text}"))  # type: ignore[misc]
             except (InputError, InfeasibleError) as error:
                 task = {"seed": seed, "left_out": str(error)}
             task["seconds"] = round(time.time() - started, 1)
             atomic_write_text(path, json.dumps(task, indent=1) + "\n")
-        found.append(json.loads(path.read_text(encoding="utf-8")))
-    return found
+        tasks.append(json.loads(path.read_text(encoding="utf-8")))
+    return tasks
 
 
-def _run(given: ConfirmedTasks, seed: int, say: Say) -> dict[str, Any]:
+def _run(settings: ConfirmedTasks, seed: int, say: Say) -> dict[str, Any]:
     room = ROOM.get(seed % 4)
-    setting = _setting(given, seed, room)
+    setting = _setting(settings, seed, room)
     link = Link(LINK_GBIT_S) if room == ROOM[1] else None
     with scratch_folder() as folder:
         sessions = StartedSessions(setting, folder, link=link)
@@ -106,28 +106,28 @@ def _run(given: ConfirmedTasks, seed: int, say: Say) -> dict[str, Any]:
         sessions = StartedSessions(setting, folder, link=link)
         plans = entrants(setting, _search(setting), None)
         began = time.time()
-        found, _ = confirm(
-            setting, plans, sessions, folder, given.minutes, plan_again=_result, say=say
+        confirmation, _ = confirm(
+            setting, plans, sessions, folder, settings.minutes, plan_again=_result, say=say
         )
         spent = time.time() - began
-        if found.interrupted:
+        if confirmation.interrupted:
             raise KeyboardInterrupt
     every = {
         TORCHREC: theirs[TORCHREC].plan,
-        # another plan by its name, so that it is built once more
+        # another name makes it another plan, which is built again
         AGAIN: replace(theirs[TORCHREC].plan, meta={"name": AGAIN}),
         OURS: ours,
-        CONFIRMED: found.best.plan,
+        CONFIRMED: confirmation.best.plan,
     }
-    known = [theirs[TORCHREC].plan, ours, found.best.plan]
-    every |= random_plans(seed, setting.workload, setting.topology, PLANS - 3, known)
-    race = _measure(given, setting, every, link, say)
+    measured = [theirs[TORCHREC].plan, ours, confirmation.best.plan]
+    every |= random_plans(seed, setting.workload, setting.topology, PLANS - 3, measured)
+    race = _measure(settings, setting, every, link, say)
     return {
         "seed": seed,
         "model": setting.workload.name,
         "room": room,
         "expected": expected,
-        "confirmed_gain": found.gain,
+        "confirmed_gain": confirmation.gain,
         "confirm_seconds": round(spent, 1),
         "rounds": len(race.times[TORCHREC]),
         "plans": {
@@ -143,9 +143,9 @@ def _run(given: ConfirmedTasks, seed: int, say: Say) -> dict[str, Any]:
     }
 
 
-def _setting(given: ConfirmedTasks, seed: int, room: str | None) -> Setting:
-    path = given.folder / f"task_{seed:06d}.yaml"
-    write_model(path, draw_model(given.models, seed))
+def _setting(settings: ConfirmedTasks, seed: int, room: str | None) -> Setting:
+    path = settings.folder / f"task_{seed:06d}.yaml"
+    write_model(path, draw_model(settings.models, seed))
     one_a_host = room == ROOM[1]
     machine = Machine(gpus=RANKS, gpus_per_node=1 if one_a_host else RANKS, hardware="cpu-gloo")
     setting = resolve(path, machine)
@@ -170,7 +170,7 @@ def _search(setting: Setting) -> Sequence[RankedPlan]:
 
 
 def _plan_with(setting: Setting, theirs: ShardingPlan) -> tuple[ShardingPlan, dict[str, float]]:
-    """The plan with what was learned, and its expected gain."""
+    """Return the plan on the learned profile, and its expected gain."""
     from search.expected_gain import expected_gain
 
     best = _search(setting)[0].plan
@@ -180,17 +180,17 @@ def _plan_with(setting: Setting, theirs: ShardingPlan) -> tuple[ShardingPlan, di
 
 
 def _measure(
-    given: ConfirmedTasks,
+    settings: ConfirmedTasks,
     setting: Setting,
     every: Mapping[str, ShardingPlan],
     link: Link | None,
     say: Say,
 ) -> Race:
-    """Times of all plans, in sessions that begin with one after the other."""
+    """Time all plans in sessions, each of which begins with another plan."""
     race, names = Race(), list(every)
-    # a plan that is there twice runs twice: that is the noise
-    race.enter({n: Entrant(plan, n, what=n) for n, plan in every.items()})
-    began, seconds = time.time(), 60 * given.measure_minutes
+    # a plan under two names runs twice, which gives the noise
+    race.enter({n: Entrant(plan, n, content=n) for n, plan in every.items()})
+    began, seconds = time.time(), 60 * settings.measure_minutes
     with scratch_folder() as folder:
         sessions = StartedSessions(setting, folder, link=link, traced=False)
         for session in range(SESSIONS):
@@ -206,7 +206,7 @@ def _measure(
 
 
 def _gain(race: Race, name: str) -> dict[str, float | None] | None:
-    """Over TorchRec's plan, with the noise of the measurement."""
+    """Return the gain over TorchRec's plan, with the noise of the measurement."""
     ratio = race.ratio(name, TORCHREC)
     if ratio is None:
         return None
@@ -215,7 +215,7 @@ def _gain(race: Race, name: str) -> dict[str, float | None] | None:
 
 
 def table(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """What must be reached, and what was."""
+    """Return the figures beside their targets, as text."""
     done = [task for task in tasks if "left_out" not in task and task["gain"][OURS] is not None]
     lines = [f"{len(done)} tasks, {sum(t['room'] is not None for t in done)} with room"]
     lines += [f"left out: task {t['seed']}: {t['left_out']}" for t in tasks if "left_out" in t]
@@ -249,29 +249,29 @@ def table(tasks: Sequence[Mapping[str, Any]]) -> str:
         f"  minutes {statistics.fmean(t['confirm_seconds'] for t in done) / 60:.1f} (3)",
         "learned from one plan, the other eleven predicted:",
         f"  shape error {statistics.fmean(errors):.1%} (3 %)",
-        *(f"  {kind}: {statistics.fmean(of):+.1%} (4 %)" for kind, of in sorted(by_type.items())),
+        *(f"  {kind}: {statistics.fmean(e):+.1%} (4 %)" for kind, e in sorted(by_type.items())),
     ]
     return "\n".join(lines)
 
 
 def _behind(task: Mapping[str, Any]) -> float:
-    """How much longer the confirmed plan takes than the fastest of all."""
-    times = {name: one["median_ms"] for name, one in task["plans"].items() if one["median_ms"]}
+    """Return the confirmed plan's relative loss to the fastest plan."""
+    times = {name: plan["median_ms"] for name, plan in task["plans"].items() if plan["median_ms"]}
     return float(times[CONFIRMED] / min(times.values()) - 1)
 
 
 def _shape_errors(tasks: Sequence[Mapping[str, Any]]) -> tuple[list[float], dict[str, list[float]]]:
-    """Absolute errors of predicted against measured times, each over TorchRec's plan; and signed
-    ones of plans by each sharding type that they hold."""
+    """Return absolute errors of predicted times relative to TorchRec's plan, and signed errors by
+    the sharding types of the plans."""
     errors, by_type = [], defaultdict(list)
     for task in tasks:
-        of = {n: one for n, one in task["plans"].items() if one["median_ms"] and n != AGAIN}
-        base = of[TORCHREC]["predicted_ms"] / of[TORCHREC]["median_ms"]
-        for name, one in of.items():
+        plans = {n: plan for n, plan in task["plans"].items() if plan["median_ms"] and n != AGAIN}
+        base = plans[TORCHREC]["predicted_ms"] / plans[TORCHREC]["median_ms"]
+        for name, plan in plans.items():
             if name == TORCHREC:
                 continue
-            error = one["predicted_ms"] / one["median_ms"] / base - 1
+            error = plan["predicted_ms"] / plan["median_ms"] / base - 1
             errors.append(abs(error))
-            for kind in one["types"]:
+            for kind in plan["types"]:
                 by_type[kind].append(error)
     return errors, dict(by_type)

@@ -1,8 +1,8 @@
-"""Measures a task set: a calibration, then every task, then some of them a second time.
+"""Measurement of a task set: a calibration, then every task, then some of them a second time.
 
-A task is drawn from its seed (`lab.tasks.against`), or has the model and the plans that it has in
-another task set. `lab.tasks.task_set` says what lies in its folder. What is complete is not
-measured again, so that the same command goes on where it was interrupted.
+A task is drawn from its seed (`lab.tasks.against`), or has the model and plans of another task set.
+`lab.tasks.task_set` describes its folder. Complete parts are not measured again, so the same
+command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TaskSetSettings:
-    """What to measure.
+    """Settings of a task set.
 
     Args:
-        folder: made if it is not there; its parent must be.
+        folder: created if missing; its parent must exist.
         tasks: seeds, in the order measured.
-        repeats: those of them to measure a second time, after all others.
-        rounds, block: of each task, as `Job` has them.
-        link_gbit_s: of the link between two hosts of a rank each; None: all ranks on one host.
-        runtime: of the ranks.
-        models: the family that models are drawn from.
-        random_plans: how many a task has beside TorchRec's plan and ours.
-        like: another task set, whose models and plans the tasks have; None: they are drawn.
+        repeats: tasks to measure a second time, after all others.
+        rounds, block: as in `Job`, for each task.
+        link_gbit_s: rate of the link between two hosts of a rank each; None: all on one host.
+        runtime: runtime of the ranks.
+        models: family that models are drawn from.
+        random_plans: number of random plans of a task.
+        like: another task set with the models and plans of the tasks; None: they are drawn.
         warmup: rounds before measuring; None lets the samples decide.
     """
 
@@ -101,15 +101,15 @@ class TaskSetSettings:
 
 
 def measure_task_set(settings: TaskSetSettings, say: Say) -> None:
-    """Calibrate, measure every task, then the repeats; whatever is not complete yet.
+    """Calibrate, measure every task, then the repeats, as far as they are not complete.
 
     Args:
-        say: what is going on, a line at a time.
+        say: receives a line of progress.
 
     Raises:
-        InputError: nothing was started: a number is out of range, or the folder is another
-            machine's or topology's.
-        RankDiedError: tasks whose ranks died or did not fit; all others are measured by then.
+        InputError: a number is out of range, or the folder is of another machine or topology;
+            nothing was started.
+        RankDiedError: tasks whose ranks died or did not fit; all others are measured.
     """
     _check(settings)
     _open(settings)
@@ -127,13 +127,13 @@ def measure_task_set(settings: TaskSetSettings, say: Say) -> None:
                 failed[title] = error
                 say(f"{title}: {error}")
     if failed:
-        (title, first), *others = failed.items()
-        more = f"\nso did {', '.join(name for name, _ in others)}" if others else ""
+        (title, first), *remaining = failed.items()
+        more = f"\nso did {', '.join(name for name, _ in remaining)}" if remaining else ""
         raise RankDiedError(f"{title} did not end well: {first}{more}", first.exit_code)
 
 
 def _check(settings: TaskSetSettings) -> None:
-    """Refuse what no task could run under, before minutes are spent on the calibration."""
+    """Refuse impossible settings before minutes are spent on the calibration."""
     cores, ranks = len(os.sched_getaffinity(0)), settings.world_size
     if not 2 <= ranks <= cores:
         raise InputError(
@@ -149,7 +149,7 @@ def _check(settings: TaskSetSettings) -> None:
         )
     if settings.like is None:
         draw_model(settings.models, 0)
-        # a missing torchrec is told now, not after the minutes of the calibration
+        # a missing torchrec is reported now, not after the minutes of the calibration
         from shardopt.training import torchrec_planner  # noqa: F401
 
         return
@@ -163,10 +163,10 @@ def _check(settings: TaskSetSettings) -> None:
 
 
 def _open(settings: TaskSetSettings) -> None:
-    """Write the file of the task set, or add the tasks to the one that is there.
+    """Write the file of the task set, or add the tasks to an existing one.
 
     Raises:
-        InputError: it is of another machine, other versions or other ranks; says what differs.
+        InputError: it is of another machine, other versions or other ranks.
     """
     path, link = settings.folder / TASK_SET_FILE, settings.link_gbit_s
     like = settings.like
@@ -208,7 +208,8 @@ def _open(settings: TaskSetSettings) -> None:
 def _refuse_mixed(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     keys = ("topology", "link_gbit_s", "world_size", "local_world_size", "block", *OLD_FILES)
     was, now = (
-        {**{key: of.get(key) for key in keys}, **machine_of(of["environment"])} for of in (old, new)
+        {**{key: about.get(key) for key in keys}, **machine_of(about["environment"])}
+        for about in (old, new)
     )
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
@@ -220,7 +221,7 @@ def _refuse_mixed(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
 
 
 def _calibrate(settings: TaskSetSettings, say: Say) -> None:
-    """Measure what the calibration's rows lack."""
+    """Measure the missing rows of the calibration."""
     from shardopt.extras import needs_torchrec
 
     with needs_torchrec():
@@ -229,7 +230,7 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
         from shardopt.calibrate import points as design
         from shardopt.calibrate import run
     rows = settings.folder / CALIBRATION_FILE
-    wanted = design.CalibrationSettings(
+    calibration = design.CalibrationSettings(
         BACKEND,
         settings.world_size,
         design.QUICK,
@@ -237,12 +238,12 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
         settings.link,
         runtime=settings.runtime,
     )
-    run.check_calibration(wanted)
-    run.measure(wanted, lambda text: say(f"calibration: {text}"))
+    run.check_calibration(calibration)
+    run.measure(calibration, lambda text: say(f"calibration: {text}"))
 
 
 def _measure(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
-    """Measure the rounds that the parts of a task lack."""
+    """Measure the missing rounds of the parts of a task."""
     name = task_name(seed)
     if not part_paths(settings.folder, name):
         _draw(settings, title, seed, say)
@@ -253,7 +254,7 @@ def _measure(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None
 
 
 def _repeat(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
-    """Measure the first part of a task again, in a file of its own."""
+    """Measure the first part of a task again, into its own file."""
     first = part_path(settings.folder, task_name(seed), 1)
     if not first.exists() or not read_rows(first).rounds:
         say(f"{title}: left out, as it was never measured a first time")
@@ -264,7 +265,7 @@ def _repeat(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
 def _run(
     settings: TaskSetSettings, title: str, seed: int, plans: Path, path: Path, say: Say
 ) -> None:
-    """Run the plans of one rows file until another has all rounds; it may be the same."""
+    """Run the plans of one rows file until a file, possibly the same, has all rounds."""
     if path.exists() and len(read_rows(path).rounds) >= settings.rounds:
         say(f"{title}: complete")
         return
@@ -275,8 +276,8 @@ def _run(
 def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
     """Write the model and the plans of a task: rows files without any round.
 
-    From then on the files say what the task is, since what is drawn changes with the calibration
-    and with this code.
+    From then on the files define the task, since draws change with the calibration and with this
+    code.
     """
     name, like = task_name(seed), settings.like
     if like is not None:
@@ -296,7 +297,7 @@ def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
                 "need more than half of the memory"
             )
         jobs = [settings.job(seed, workload, part) for part in parts]
-    # the first part last: where it is there, all are
+    # the first part comes last: if it exists, all do
     for number, job in reversed(list(enumerate(jobs, start=1))):
         write_rows(part_path(settings.folder, name, number), new_rows(job))
 

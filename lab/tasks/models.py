@@ -1,7 +1,7 @@
-"""Numbers drawn at random that are the same under every version of Python.
+"""Random models that are the same under every version of Python.
 
-Only uniform numbers of the Mersenne Twister are taken from `random`: the streams of its
-distributions may change between versions.
+Only uniform numbers of the Mersenne Twister come from `random`: the streams of its distributions
+may change between versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def whole(rng: random.Random, low: int, high: int) -> int:
-    """An integer from `low` to `high`, both included."""
+    """Draw an integer from `low` to `high`, both included."""
     return low + int(rng.random() * (high - low + 1))
 
 
@@ -37,24 +37,24 @@ def uniform(rng: random.Random, low: float, high: float) -> float:
 
 
 def log_uniform(rng: random.Random, low: float, high: float) -> float:
-    """A number between two bounds above 0, every octave as likely as every other."""
+    """Draw a number between two bounds above 0, with equal probability in every octave."""
     return math.exp(uniform(rng, math.log(low), math.log(high)))
 
 
 def lognormal(rng: random.Random, median: float, sigma: float) -> float:
-    """A number whose logarithm is normal."""
-    # random() may be 0, of which the normal distribution has no inverse
+    """Draw a number whose logarithm is normal."""
+    # random() may be 0, where the inverse normal distribution is infinite
     return median * math.exp(sigma * NormalDist().inv_cdf(max(rng.random(), 1e-12)))
 
 
 BATCH = (256, 512, 1024, 2048)
 """Samples of a rank."""
 AIM = (12.0, 36.0)
-"""Between which the count of a model is drawn; a batch comes as near as it can."""
+"""Bounds of the drawn count of a model; the nearest batch is chosen."""
 COUNT = (8.0, 90.0)
-"""Between which the count of every model lies."""
+"""Bounds of the count of every model."""
 MAX_TABLES_BYTES = 600 * 10**6
-"""Of one model; several plans of it are in memory at once."""
+"""Largest size of one model's tables; several plans of it are in memory at once."""
 MIN_ROWS = 2
 PIPELINES = ("base", "base", "base", "base", "sparse_dist")
 
@@ -64,7 +64,7 @@ ID, VALUE, EXCHANGED, PRODUCT, TABLE = 100e-6, 1e-6, 12e-6, 50e-9, 0.7
 def with_batch(
     name: str, tables: Sequence[Table], dense: DenseArch, rng: random.Random
 ) -> Workload:
-    """The model with the batch whose count is nearest to one drawn, and a pipeline."""
+    """Return the model with the batch nearest to a drawn count, and a drawn pipeline."""
     aim = log_uniform(rng, *AIM)
     pipeline = pick(rng, PIPELINES)
     models = [Workload(name, batch, tuple(tables), dense, pipeline) for batch in BATCH]
@@ -72,7 +72,7 @@ def with_batch(
 
 
 def count(workload: Workload) -> float:
-    """About how many milliseconds an iteration is worth, counted without any prediction."""
+    """Estimate the milliseconds of an iteration from counts, without any prediction."""
     tables = workload.tables
     sample = sum(
         t.lookups_per_sample * (ID + VALUE * t.embedding_dim)
@@ -84,7 +84,7 @@ def count(workload: Workload) -> float:
 
 
 def products(workload: Workload) -> int:
-    """Multiplications of a sample's way forward through the dense part."""
+    """Count the multiplications of a sample's forward through the dense part."""
     dense = workload.dlrm
     vectors = [t.embedding_dim for t in workload.tables for _ in t.features]
     width = dense.bottom_mlp[-1] + sum(vectors)
@@ -99,9 +99,9 @@ def products(workload: Workload) -> int:
 
 
 def scale_rows(tables: Sequence[Table], max_bytes: float) -> list[Table]:
-    """The tables with so few rows, each by one factor, that they fit into some bytes.
+    """Scale the rows of all tables by one factor to fit into some bytes.
 
-    Those that would have fewer than `MIN_ROWS` keep that many.
+    Tables keep at least `MIN_ROWS` rows.
     """
     total = sum(t.weight_bytes for t in tables)
     factor = min(1.0, max_bytes / total)
@@ -111,9 +111,9 @@ def scale_rows(tables: Sequence[Table], max_bytes: float) -> list[Table]:
 
 
 def cap_rows(tables: Sequence[Table], max_bytes: float) -> list[Table]:
-    """The tables with ids hashed to at most so many rows that they fit into some bytes.
+    """Cap the rows of all tables, as by hashing, to fit into some bytes.
 
-    As MLPerf caps its Criteo tables at 40 million rows.
+    MLPerf caps its Criteo tables at 40 million rows in the same way.
     """
     low, high = MIN_ROWS, max(t.num_embeddings for t in tables)
     while low < high:
@@ -134,7 +134,7 @@ REUSE = {
     "2021 parts": (0.423, 0.165, 0.167, 0.121, 0.073, 0.031, 0.011, 0.004, 0.002, 0.001, 0.001),
     "2022": (0.342, 0.144, 0.149, 0.138, 0.112, 0.068, 0.029, 0.010, 0.004, 0.002, 0.001, 0.001),
 }
-"""Share of the distinct ids of a table that occur once, up to twice, 4, 8, ... times."""
+"""Shares of a table's distinct ids that occur once, up to twice, 4, 8, ... times."""
 MEAN_IDS = {"2021": 15.8, "2021 parts": 8.3, "2022": 13.6}
 """Ids of a sample and table: total_indices over tables and batch of the file names."""
 SAMPLES = {"2021": 65_536, "2021 parts": 65_536, "2022": 131_072}
@@ -143,14 +143,14 @@ BYTES = (150e6, 550e6)
 
 
 def draw_published(seed: int, rng: random.Random) -> Workload:
-    """The model of a seed; five seeds in a row are the five kinds."""
+    """Draw the model of a seed; five seeds in a row are the five kinds."""
     kinds = (_dcnv2, _rm1, _rm2, _rm3, _meta)
     kind = kinds[seed % len(kinds)]
     return kind(f"published-{seed:03d}-{kind.__name__[1:]}", rng)
 
 
 def _dcnv2(name: str, rng: random.Random) -> Workload:
-    """26 tables of one width, most of them tiny; one has half of all ids."""
+    """Draw 26 tables of one width, most of them tiny; one has half of all ids."""
     dim = pick(rng, (16, 32, 64))
     tables = criteo_tables(CAPPED_ROWS, MULTI_HOT, dim, Optimizer.ADAGRAD, ("cat", "c"))
     part = pick(rng, (4, 8))
@@ -167,14 +167,14 @@ def _dcnv2(name: str, rng: random.Random) -> Workload:
 
 
 def _rm1(name: str, rng: random.Random) -> Workload:
-    """Few tables, 80 ids each, narrow rows."""
+    """Draw few tables with 80 ids each and narrow rows."""
     tables = _alike(rng, whole(rng, 6, 10), rows=4_000_000, dim=32, ids=80.0)
     dense = DenseArch(128, (64, 32), (256, 64, 1), "concat")
     return with_batch(name, scale_rows(tables, log_uniform(rng, *BYTES)), dense, rng)
 
 
 def _rm2(name: str, rng: random.Random) -> Workload:
-    """Many tables with many ids each; a part of the published 120."""
+    """Draw many tables with many ids each, a fraction of the published 120."""
     ids = 120 / pick(rng, (4, 6))
     tables = _alike(rng, whole(rng, 28, 36), rows=500_000, dim=pick(rng, (32, 64)), ids=ids)
     dense = DenseArch(256, (128, 64), (128, 64, 1), "concat")
@@ -182,7 +182,7 @@ def _rm2(name: str, rng: random.Random) -> Workload:
 
 
 def _rm3(name: str, rng: random.Random) -> Workload:
-    """Few tables, 20 ids each, under heavy layers."""
+    """Draw few tables with 20 ids each, under heavy layers."""
     tables = _alike(rng, whole(rng, 8, 12), rows=2_000_000, dim=32, ids=20.0)
     part = pick(rng, (2, 4))
     dense = DenseArch(
@@ -201,7 +201,7 @@ def _alike(rng: random.Random, count: int, *, rows: int, dim: int, ids: float) -
 
 
 def _meta(name: str, rng: random.Random) -> Workload:
-    """Tables of many sizes, some with many ids and most with few, as often repeated as Meta's."""
+    """Draw tables of many sizes, some with many ids, most with few, repeated like Meta's."""
     year = pick(rng, tuple(REUSE))
     tables = [_meta_table(i, year, rng) for i in range(whole(rng, 18, 33))]
     part = pick(rng, (4, 8))
@@ -233,7 +233,7 @@ TOPS = ((64,), (128,), (256, 64), (256, 128))
 
 
 def draw_shape(seed: int, rng: random.Random) -> Workload:
-    """The model of a seed; seven seeds in a row are the seven shapes."""
+    """Draw the model of a seed; seven seeds in a row are the seven shapes."""
     shapes = (
         *(_many_small, _few_wide, _mixed_pooling, _weighted, _sequences, _several_modules),
         _uneven_skew,
@@ -246,19 +246,19 @@ def draw_shape(seed: int, rng: random.Random) -> Workload:
 
 
 def _many_small(rng: random.Random) -> list[Table]:
-    """40 to 70 tables of few, narrow rows."""
+    """Draw 40 to 70 tables of few, narrow rows."""
     count = whole(rng, 40, 70)
     return [_table(rng, i, (100, 20_000), (8, 16, 32), (1.0, 10.0)) for i in range(count)]
 
 
 def _few_wide(rng: random.Random) -> list[Table]:
-    """4 to 7 tables of wide rows."""
+    """Draw 4 to 7 tables of wide rows."""
     dims = (256, 384, 512)
     return [_table(rng, i, (10_000, 200_000), dims, (3.0, 30.0)) for i in range(whole(rng, 4, 7))]
 
 
 def _mixed_pooling(rng: random.Random) -> list[Table]:
-    """Tables with one id a sample beside others with a hundred."""
+    """Draw tables with one to a hundred ids a sample."""
     count = whole(rng, 12, 24)
     return [
         _table(rng, i, (1_000, 1_000_000), (16, 32, 64, 128), (1.0, 100.0)) for i in range(count)
@@ -266,7 +266,7 @@ def _mixed_pooling(rng: random.Random) -> list[Table]:
 
 
 def _weighted(rng: random.Random) -> list[Table]:
-    """A module of weighted features beside an unweighted one, of about as many tables."""
+    """Draw a module of weighted features beside an unweighted one of about equal size."""
     size = (1_000, 500_000), (16, 32, 64), (2.0, 40.0)
     plain = [_table(rng, i, *size) for i in range(whole(rng, 6, 10))]
     weighted = [_table(rng, i + len(plain), *size) for i in range(whole(rng, 6, 10))]
@@ -274,7 +274,7 @@ def _weighted(rng: random.Random) -> list[Table]:
 
 
 def _sequences(rng: random.Random) -> list[Table]:
-    """Sequences of ids, whose rows are not pooled, beside pooled features."""
+    """Draw unpooled sequences of ids beside pooled features."""
     pooled = [
         _table(rng, i, (1_000, 500_000), (16, 32, 64), (1.0, 30.0))
         for i in range(whole(rng, 8, 14))
@@ -289,21 +289,21 @@ def _sequences(rng: random.Random) -> list[Table]:
 
 
 def _several_modules(rng: random.Random) -> list[Table]:
-    """Three modules, each of tables of its own kind."""
+    """Draw three modules, each with its own kind of tables."""
     modules = (
         ("user", (5, 8), (50_000, 1_000_000), (32, 64), (5.0, 40.0)),
         ("item", (3, 6), (20_000, 300_000), (128, 256), (1.0, 5.0)),
         ("context", (6, 10), (10, 5_000), (8, 16), (1.0, 3.0)),
     )
-    found: list[Table] = []
+    tables: list[Table] = []
     for module, counts, rows, dims, ids in modules:
         for _ in range(whole(rng, *counts)):
-            found.append(replace(_table(rng, len(found), rows, dims, ids), module=module))
-    return found
+            tables.append(replace(_table(rng, len(tables), rows, dims, ids), module=module))
+    return tables
 
 
 def _uneven_skew(rng: random.Random) -> list[Table]:
-    """Many ids on few hot rows in one half of the tables, fewer ids on cold rows in the other."""
+    """Draw tables with many ids on few hot rows, and tables with fewer ids on cold rows."""
     hot = [
         _with_law(_table(rng, i, (1_000, 100_000), (32, 64), (20.0, 60.0)), Zipf(1.2))
         for i in range(whole(rng, 5, 9))
@@ -339,11 +339,11 @@ FAMILIES: Mapping[str, Callable[[int, random.Random], Workload]] = {
     "published": draw_published,
     SHAPES: draw_shape,
 }
-"""Name of a family -> the model of a seed."""
+"""Name of a family -> function that draws the model of a seed."""
 
 
 def draw_model(family: str, seed: int) -> Workload:
-    """The model of a seed, as a reader of its file finds it: the same on any machine.
+    """Draw the model of a seed, equal to one read from its file; the same on any machine.
 
     Args:
         seed: at least 0.

@@ -1,4 +1,4 @@
-"""Plans that need no prediction: simple ones of every structure, and random ones made of them."""
+"""Plans without prediction: simple ones of every structure, and random variants of them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from search.space.enumerate import enumerate_space
 from search.space.option import Option
 
 SMALL_BYTES = 2 * 2**20
-"""Tables up to it are replicated by the plans that replicate small ones."""
+"""Size up to which tables are replicated in plans that replicate small ones."""
 
 Candidate = tuple[TablePlan, ...]
-"""A sharding of every table, in the workload's order."""
+"""Sharding of every table, in the workload's order."""
 
 
 def plan_of(workload: Workload, topology: Topology, candidate: Candidate) -> ShardingPlan:
-    """The shardings of all tables as a plan."""
+    """Return the shardings of all tables as a plan."""
     tables = dict(zip(workload.keys, candidate, strict=True))
     return ShardingPlan(tables, topology.world_size, topology.local_world_size)
 
 
 def structures(workload: Workload, topology: Topology, rng: random.Random) -> dict[str, Candidate]:
-    """Name -> plan that needs no search; all of the same workload, some may be equal."""
+    """Return name -> simple plan of the workload; some may be equal."""
     tables, world = workload.tables, topology.world_size
     lookups = [t.lookups_per_sample * t.embedding_dim for t in tables]
     by_lookups = greedy(lookups, world)
@@ -48,7 +48,7 @@ def structures(workload: Workload, topology: Topology, rng: random.Random) -> di
     local = topology.local_world_size
     if local > 1:
         hosts = greedy(lookups, topology.hosts)
-        # an EmbeddingCollection has no such type, but the same shards
+        # an EmbeddingCollection lacks this type, but column_wise gives the same shards
         kinds = {True: ShardingType.TABLE_COLUMN_WISE, False: ShardingType.COLUMN_WISE}
         plans["table_column_wise"] = tuple(
             column_wise(t, local, kinds[t.is_pooled], hosts[i] * local)
@@ -58,7 +58,7 @@ def structures(workload: Workload, topology: Topology, rng: random.Random) -> di
 
 
 def _mixes(tables: Sequence[Table], lookups: Sequence[float], world: int) -> dict[str, Candidate]:
-    """Plans of several sharding types; whole tables are placed by lookups."""
+    """Return plans of several sharding types; whole tables are placed by lookups."""
     by_size = sorted(range(len(tables)), key=lambda i: (tables[i].weight_bytes, i))
     small = {i for i in by_size if tables[i].weight_bytes <= SMALL_BYTES} or {by_size[0]}
     large = set(by_size[-(len(tables) // 3) :])
@@ -88,22 +88,22 @@ def _mix(
     rows: AbstractSet[int],
     columns: AbstractSet[int],
 ) -> Candidate:
-    """Some tables split by rows, some by columns; the others whole, placed by lookups."""
+    """Split some tables by rows, some by columns, and place the others whole by lookups."""
     split = rows | columns
     ranks = greedy([0.0 if i in split else w for i, w in enumerate(lookups)], world)
-    found = []
+    plans = []
     for i, table in enumerate(tables):
         if i in rows:
-            found.append(row_wise(table, world))
+            plans.append(row_wise(table, world))
         elif i in columns:
-            found.append(column_wise(table, world))
+            plans.append(column_wise(table, world))
         else:
-            found.append(table_wise(table, ranks[i]))
-    return tuple(found)
+            plans.append(table_wise(table, ranks[i]))
+    return tuple(plans)
 
 
 def table_wise(table: Table, rank: int) -> TablePlan:
-    """The whole table on one rank."""
+    """Return the plan of a whole table on one rank."""
     shard = Shard(rank, (0, 0), (table.num_embeddings, table.embedding_dim))
     return TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))
 
@@ -114,7 +114,7 @@ def column_wise(
     kind: ShardingType = ShardingType.COLUMN_WISE,
     first: int = 0,
 ) -> TablePlan:
-    """Equal column blocks, one on each of `ranks` ranks from `first`; as many as FBGEMM takes."""
+    """Return equal column blocks on up to `ranks` ranks from `first`, as FBGEMM allows."""
     count = next(n for n in range(ranks, 0, -1) if table.embedding_dim % (4 * n) == 0)
     rows, width = table.num_embeddings, table.embedding_dim // count
     shards = tuple(Shard(first + i, (0, i * width), (rows, width)) for i in range(count))
@@ -122,7 +122,7 @@ def column_wise(
 
 
 def row_wise(table: Table, ranks: int) -> TablePlan:
-    """TorchRec's row blocks, one a rank."""
+    """Return TorchRec's row blocks, one for each rank."""
     blocks = enumerate(row_blocks(table.num_embeddings, ranks))
     dim = table.embedding_dim
     shards = tuple(Shard(rank, (start, 0), (size, dim)) for rank, (start, size) in blocks)
@@ -130,7 +130,7 @@ def row_wise(table: Table, ranks: int) -> TablePlan:
 
 
 def data_parallel(table: Table, ranks: int) -> TablePlan:
-    """A copy on every rank."""
+    """Return a copy on every rank."""
     size = (table.num_embeddings, table.embedding_dim)
     shards = tuple(Shard(rank, (0, 0), size) for rank in range(ranks))
     return TablePlan(ShardingType.DATA_PARALLEL, ComputeKernel.DENSE, shards)
@@ -141,17 +141,17 @@ def _table_wise(tables: Sequence[Table], ranks: Sequence[int]) -> Candidate:
 
 
 def greedy(weights: Sequence[float], ranks: int) -> list[int]:
-    """Rank of each item: the heaviest first, each to the least loaded rank."""
+    """Assign items to ranks: the heaviest first, each to the least loaded rank."""
     loads = [0.0] * ranks
-    found = [0] * len(weights)
+    rank_of = [0] * len(weights)
     for i in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
-        found[i] = min(range(ranks), key=lambda rank: (loads[rank], rank))
-        loads[found[i]] += weights[i]
-    return found
+        rank_of[i] = min(range(ranks), key=lambda rank: (loads[rank], rank))
+        loads[rank_of[i]] += weights[i]
+    return rank_of
 
 
 def signature(plan: ShardingPlan, workload: Workload) -> object:
-    """Equal for plans that differ only by a renaming of ranks or of like shards of a table."""
+    """Return a value equal for plans that differ only by renaming ranks or equal shards."""
     return _signature([plan.tables[key] for key in workload.keys])
 
 
@@ -160,13 +160,13 @@ def _signature(plan: Sequence[TablePlan]) -> object:
     for index, table in enumerate(plan):
         for shard in table.shards:
             ranks.setdefault(shard.rank, []).append((index, table.sharding_type.value, shard.size))
-    return tuple(sorted(tuple(sorted(held, key=repr)) for held in ranks.values()))
+    return tuple(sorted(tuple(sorted(shards, key=repr)) for shards in ranks.values()))
 
 
 PREFIX = "random_"
-"""Of the names of random plans; a number from 1 follows."""
+"""Prefix of the names of random plans, before their number from 1."""
 DRAWS = 20
-"""Of every plan asked for; where so many give none that is new, there are fewer plans."""
+"""Draws for every requested plan; if too few are new, fewer plans are returned."""
 
 
 def random_plans(
@@ -176,29 +176,29 @@ def random_plans(
     count: int,
     without: Sequence[ShardingPlan] = (),
 ) -> dict[str, ShardingPlan]:
-    """``random_1`` ... and their plans: the same for a seed on any machine, under any profile.
+    """Draw plans ``random_1`` ..., the same for a seed on any machine, under any profile.
 
-    Each is one of the `structures`, in which a random share of the tables is sharded anew: by an
-    option that TorchRec's planner has for it on CPUs, on ranks drawn at random. Tables larger than
-    `SMALL_BYTES` are not replicated, as their gradients would be all that an iteration takes.
+    Each is one of the `structures` with a random share of the tables sharded anew, by an option of
+    TorchRec's planner on CPUs, on random ranks. Tables larger than `SMALL_BYTES` are not
+    replicated, as their gradients would dominate the iteration.
 
     Args:
-        count: how many; those of a larger count begin with those of a smaller one.
-        without: plans that none may equal up to a renaming of ranks.
+        count: number of plans; a larger count begins with the plans of a smaller one.
+        without: plans to exclude, up to a renaming of ranks.
     """
     rng = random.Random(f"shardopt random plans {seed}")
     bases = list(structures(workload, topology, random.Random(f"shardopt plans {seed}")).values())
     offers = _offers(workload, topology)
-    seen = {signature(plan, workload) for plan in without}
-    found: dict[str, ShardingPlan] = {}
+    signatures = {signature(plan, workload) for plan in without}
+    drawn: dict[str, ShardingPlan] = {}
     for _ in range(DRAWS * count):
-        if len(found) == count:
+        if len(drawn) == count:
             break
         plan = _draw(rng, pick(rng, bases), offers, topology)
-        if (key := _signature(plan)) not in seen:
-            seen.add(key)
-            found[f"{PREFIX}{len(found) + 1}"] = plan_of(workload, topology, plan)
-    return found
+        if (key := _signature(plan)) not in signatures:
+            signatures.add(key)
+            drawn[f"{PREFIX}{len(drawn) + 1}"] = plan_of(workload, topology, plan)
+    return drawn
 
 
 def _draw(
@@ -209,13 +209,13 @@ def _draw(
 ) -> Candidate:
     share = rng.random()
     return tuple(
-        _place(rng, pick(rng, options), topology) if rng.random() < share else had
-        for had, options in zip(base, offers, strict=True)
+        _place(rng, pick(rng, options), topology) if rng.random() < share else current
+        for current, options in zip(base, offers, strict=True)
     )
 
 
 def _offers(workload: Workload, topology: Topology) -> list[list[Option]]:
-    """What TorchRec's planner has for every table, less copies of large tables."""
+    """Return TorchRec's options of every table, without copies of large tables."""
     space = enumerate_space(workload, topology, "cpu", extended=False)
     return [
         list(_offered(table, options, topology))
@@ -249,7 +249,7 @@ def _place(rng: random.Random, option: Option, topology: Topology) -> TablePlan:
 
 
 def _placed(option: Option, first: int, topology: Topology) -> TablePlan:
-    """The shards of an option on consecutive ranks; those of TWCW stay on the first one's host."""
+    """Place the shards of an option on consecutive ranks; those of TWCW stay on one host."""
     world, local = topology.world_size, topology.local_world_size
     split_by_rank = option.sharding_type in (ShardingType.DATA_PARALLEL, ShardingType.ROW_WISE)
     host = first // local * local

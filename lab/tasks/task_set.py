@@ -1,11 +1,10 @@
-"""A set of measured tasks, with the calibration made just before it.
+"""Set of measured tasks, with the calibration made just before it.
 
 A task set is a folder, schema ``shardopt.lab-batch/1``: ``batch.json`` (topology, machine, tasks),
 ``calibration.rows.csv`` (`shardopt.calibrate.rows`), and for each task ``task-007.yaml`` (model),
-``task-007.rows.json`` (`shardopt.bench.rows`), where there are more plans than run at once
-``task-007.part-2.rows.json`` and so on, where a model has windows of data
-``task-007.window-2.yaml`` and so on, and, where the plans of the first file were measured a
-second time, ``task-007.again.rows.json``.
+``task-007.rows.json`` (`shardopt.bench.rows`). Further files: ``task-007.part-2.rows.json`` and so
+on for more plans than run at once, ``task-007.window-2.yaml`` and so on for windows of data, and
+``task-007.again.rows.json`` for a second measurement of the first file's plans.
 """
 
 from __future__ import annotations
@@ -39,39 +38,39 @@ from shardopt.measure.store import read_json
 from shardopt.ranks.realtime import Runtime
 
 SCHEMA = "shardopt.lab-batch/1"
-"""Of the file that describes a task set."""
+"""Schema of the file that describes a task set."""
 TASK_SET_FILE = "batch.json"
 CALIBRATION_FILE = "calibration.rows.csv"
 OLD_FILES = {"models": "random", "runtime": Runtime.TUNED.value}
-"""What a file of a task set means that does not say it."""
+"""Defaults of keys that old files of task sets lack."""
 BASE = "cpu-gloo"
 FBGEMM = ("fbgemm_gpu", "fbgemm_gpu-cpu", "fbgemm-gpu-cpu", "fbgemm-gpu")
 MACHINE = ("system", "processor", "machine", "torch", "torchrec", *FBGEMM)
-"""What may not differ within a task set, apart from memory in whole GiB."""
+"""Facts that may not differ within a task set, beside memory in whole GiB."""
 MEMORY_SHARE = 0.5
-"""Of the machine's memory: what the plans of a part may need on all ranks."""
+"""Share of the machine's memory for the plans of a part on all ranks."""
 MAX_AT_ONCE = 25
-"""Plans of a part, so that no plan is timed minutes from the first one."""
+"""Most plans of a part, so that no plan is timed minutes from the first one."""
 _WINDOW = " @"
 
 
 def split_plans(
     workload: Workload, plans: Mapping[str, ShardingPlan], memory_bytes: float
 ) -> tuple[list[dict[str, ShardingPlan]], list[str]]:
-    """The parts, in the order of the plans, and the names of the plans that fit into none.
+    """Split plans into parts, in order; return the parts, and the names of plans too large.
 
     Args:
         plans: the first is in every part.
-        memory_bytes: of the machine.
+        memory_bytes: memory of the machine.
     """
-    first, *others = plans
-    # what a rank holds beside its plans, and the first plan, are counted once a part
+    first, *candidates = plans
+    # a rank's memory beside its plans, and the first plan, count once for each part
     alone = sum(rank_bytes(workload, [plans[first]]))
     limit = MEMORY_SHARE * memory_bytes - alone
     parts: list[dict[str, ShardingPlan]] = []
     left_out: list[str] = []
     room = 0.0
-    for name in others:
+    for name in candidates:
         extra = sum(rank_bytes(workload, [plans[first], plans[name]])) - alone
         if extra > limit:
             left_out.append(name)
@@ -85,47 +84,47 @@ def split_plans(
 
 
 def task_name(seed: int) -> str:
-    """``task-007``, as the files of a task are called."""
+    """Return the name of a task's files, such as ``task-007``."""
     return f"task-{seed:03d}"
 
 
 def part_path(folder: Path, name: str, number: int) -> Path:
-    """``task-007.rows.json`` of the first part, ``task-007.part-2.rows.json`` of the second."""
+    """Return a part's path: ``task-007.rows.json``, then ``task-007.part-2.rows.json``."""
     return folder / (f"{name}.rows.json" if number == 1 else f"{name}.part-{number}.rows.json")
 
 
 def part_paths(folder: Path, name: str) -> list[Path]:
-    """The rows files of a task that are there, first part first."""
+    """Return the existing rows files of a task, first part first."""
     return [*takewhile(Path.is_file, (part_path(folder, name, n) for n in count(1)))]
 
 
 def load_windows(folder: Path, name: str) -> tuple[Workload, ...]:
-    """The windows of a task's model after the first."""
+    """Load the windows of a task's model after the first."""
     paths = (folder / f"{name}.window-{n}.yaml" for n in count(2))
     return tuple(map(load_model, takewhile(Path.is_file, paths)))
 
 
 def in_window(name: str, number: int) -> str:
-    """A plan's name on the batches of a window, from 1, such as ``nominal @2``."""
+    """Return a plan's name on the batches of a window, from 1, such as ``nominal @2``."""
     return f"{name}{_WINDOW}{number}"
 
 
 def split_window(name: str) -> tuple[str, int]:
-    """A plan's own name and its window; without one it is the first."""
+    """Split off a plan's window; it is 1 if the name has none."""
     plain, mark, number = name.rpartition(_WINDOW)
     return (plain, int(number)) if mark and number.isdecimal() else (name, 1)
 
 
 @dataclass(frozen=True)
 class MeasuredTask:
-    """One model with its plans, measured side by side.
+    """Model with its plans, measured side by side.
 
     Args:
-        plans: of all parts.
-        rows: of the first part.
-        again: its plans measured a second time; None where they were not.
+        plans: plans of all parts.
+        rows: rows of the first part.
+        again: second measurement of its plans; None without one.
         more: rows of further parts, each with the first plan and others.
-        windows: the same model with other data, which plans were run in too.
+        windows: the same model with other data, in which plans ran too.
     """
 
     number: int
@@ -142,7 +141,7 @@ class MeasuredTask:
 
     @property
     def at(self) -> datetime:
-        """When the middle round started."""
+        """Start of the middle round."""
         middle = len(self.rows.rounds) // 2
         return _time(self.rows.rounds[middle]["at"], f"{self.name}.rows.json: rounds[{middle}]: at")
 
@@ -152,13 +151,13 @@ class TaskSet:
     """Tasks of one machine, one topology and one calibration.
 
     Args:
-        topology: as batch.json calls it.
-        models: the family of the tasks' models.
-        runtime: what the ranks ran in.
-        made: profile of the calibration, with its held-out errors.
-        reference_ms: reference kernels during the calibration.
-        calibrated: when the calibration ran the last reference kernel, which tell of drift.
-        skipped: tasks left out, a line each.
+        topology: name of the topology in batch.json.
+        models: family of the tasks' models.
+        runtime: runtime of the ranks.
+        calibration: profile of the calibration, with its held-out errors.
+        reference_ms: times of reference kernels during the calibration, which show drift.
+        calibrated: time of the calibration's last reference kernel.
+        skipped: a message for each task left out.
     """
 
     name: str
@@ -166,7 +165,7 @@ class TaskSet:
     models: str
     runtime: str
     ranks: Topology
-    made: CalibratedProfile
+    calibration: CalibratedProfile
     reference_ms: dict[str, float]
     calibrated: datetime
     tasks: tuple[MeasuredTask, ...]
@@ -174,23 +173,23 @@ class TaskSet:
 
 
 def task_set_folders(folder: Path) -> list[Path]:
-    """Sub-folders that hold a task set, sorted by name."""
+    """Return the sub-folders with a task set, sorted by name."""
     return sorted(path.parent for path in folder.glob(f"*/{TASK_SET_FILE}"))
 
 
 def load_task_sets(folder: Path, hint: str) -> list[TaskSet]:
-    """Every task set in a folder, in the order of their names.
+    """Load every task set in a folder, in the order of their names.
 
     Args:
-        hint: which folder to give, for the message where there is none.
+        hint: description of the folder to give, for the message where there is none.
 
     Raises:
         InputError: there is no task set, or a file of one is broken, or of another machine.
     """
     folders = task_set_folders(folder)
     if not folders:
-        found = "holds no task set" if folder.is_dir() else "no such directory"
-        raise InputError(f"{folder}: {found}; give {hint}", inputs=("data",))
+        problem = "holds no task set" if folder.is_dir() else "no such directory"
+        raise InputError(f"{folder}: {problem}; give {hint}", inputs=("data",))
     return [load_task_set(path) for path in folders]
 
 
@@ -208,12 +207,14 @@ def load_task_set(folder: Path) -> TaskSet:
     _check_calibration(path, origin, measured, about)
     ranks, link = about["world_size"], about.get("link_gbit_s")
     gib = about["environment"]["memory_bytes"] / GIB
-    made = build_profile(measured, origin, load_hardware(BASE), folder.name, ranks, gib, link)
+    calibration = build_profile(
+        measured, origin, load_hardware(BASE), folder.name, ranks, gib, link
+    )
     topology = Topology.uniform(
         ranks,
         about["local_world_size"],
-        hbm_bytes=made.profile.hbm_bytes,
-        ddr_bytes=made.profile.ddr_bytes,
+        hbm_bytes=calibration.profile.hbm_bytes,
+        ddr_bytes=calibration.profile.ddr_bytes,
     )
     reference = [row for row in measured if row.point.family == "reference"]
     tasks: list[MeasuredTask] = []
@@ -228,7 +229,7 @@ def load_task_set(folder: Path) -> TaskSet:
         about["models"],
         about["runtime"],
         topology,
-        made,
+        calibration,
         _medians(
             (
                 (row.point.params.get("kernel"), row.median_us * 1e-3)
@@ -244,7 +245,7 @@ def load_task_set(folder: Path) -> TaskSet:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """The file that describes a task set.
+    """Read the file that describes a task set.
 
     Raises:
         InputError: it cannot be read, or contradicts itself.
@@ -270,7 +271,7 @@ def read_about(folder: Path) -> dict[str, Any]:
 def _check_calibration(
     path: Path, origin: Origin, measured: Sequence[Measurement], about: Mapping[str, Any]
 ) -> None:
-    """The calibration must be of the machine, versions and runtime that measured the tasks."""
+    """Refuse a calibration of another machine, version or runtime than the tasks."""
     environment = about["environment"]
     processor = environment.get("processor") or environment.get("machine")
     memory = f"{environment['memory_bytes'] / GIB:.0f} GiB"
@@ -295,7 +296,7 @@ def _check_calibration(
 def _task(
     folder: Path, number: int, about: Mapping[str, Any]
 ) -> tuple[MeasuredTask | None, list[str]]:
-    """A task, None where its first part has no round, and a line for each file left out."""
+    """Load a task, None where its first part has no round, and messages on left-out files."""
     name = task_name(number)
     parts = [(path, _read_rows(path, about)) for path in part_paths(folder, name)]
     skipped = [
@@ -319,41 +320,42 @@ def _task(
 
 
 def read_plans(path: Path, rows: BenchRows, workload: Workload) -> dict[str, ShardingPlan]:
-    """The plans of a rows file by name.
+    """Read the plans of a rows file by name.
 
     Raises:
-        InputError: they do not fit the model, or it has changed since.
+        InputError: they do not match the model, or it has changed.
     """
     digest = rows.model.get("sha256")
     if digest and digest != workload.sha256:
         model = f"{path.name.partition('.')[0]}.yaml"
         raise InputError(f"{path}: its rows are of another version of {model}")
-    found = {}
+    plans = {}
     for entry in rows.plans:
         where = f"{path}: plan '{entry['name']}'"
         plan = plan_from_dict(entry["plan"], where=where)
-        found[entry["name"]] = check_plan(plan, workload, where=where)
-    return found
+        plans[entry["name"]] = check_plan(plan, workload, where=where)
+    return plans
 
 
 def _read_rows(path: Path, about: Mapping[str, Any]) -> BenchRows:
-    """Rows of a task, if the task set's machine measured them on its ranks in its runtime."""
+    """Read rows of a task; refuse those of other machines, ranks or runtimes."""
     rows = read_bench(path)
-    found = rows.settings.get("world_size"), rows.settings["runtime"]
-    wanted = about["world_size"], about["runtime"]
-    if found != wanted:
+    actual = rows.settings.get("world_size"), rows.settings["runtime"]
+    expected = about["world_size"], about["runtime"]
+    if actual != expected:
         raise InputError(
-            f"{path}: {found[0]} ranks in the {found[1]} runtime, but {TASK_SET_FILE} says "
-            f"{wanted[0]} in the {wanted[1]} one; measure the task again"
+            f"{path}: {actual[0]} ranks in the {actual[1]} runtime, but {TASK_SET_FILE} says "
+            f"{expected[0]} in the {expected[1]} one; measure the task again"
         )
     was = machine_of(about["environment"])
     for session in rows.sessions:
-        of = machine_of(session["environment"])
+        machine = machine_of(session["environment"])
         for key in (*MACHINE, MEMORY):
-            if of.get(key) != was.get(key):
+            if machine.get(key) != was.get(key):
                 raise InputError(
-                    f"{path}: {key} is {of.get(key)!r}, but {TASK_SET_FILE} says {was.get(key)!r}; "
-                    "rows of different machines or versions are never mixed: measure the task again"
+                    f"{path}: {key} is {machine.get(key)!r}, but {TASK_SET_FILE} says "
+                    f"{was.get(key)!r}; rows of different machines or versions are never mixed: "
+                    "measure the task again"
                 )
     return rows
 
@@ -362,7 +364,7 @@ MEMORY = "memory in GiB"
 
 
 def machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment; memory in GiB, as some pages come and go from boot to boot."""
+    """Return an environment with memory in GiB, as some pages vary from boot to boot."""
     memory = environment.get("memory_bytes")
     gib = round(memory / GIB) if isinstance(memory, int | float) else memory
     return {**{k: v for k, v in environment.items() if k != "memory_bytes"}, MEMORY: gib}
@@ -370,17 +372,17 @@ def machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 def _time(text: str, where: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except (TypeError, ValueError):
         raise InputError(f"{where}: {text!r} is no time as 2026-01-31T12:00:00Z") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def task_reference(rows: BenchRows) -> dict[str, float]:
-    """Median over all rounds, ranks and repeats of a task, ms, by reference kernel.
+    """Return reference kernel -> median ms over all rounds, ranks and repeats of a task.
 
     Raises:
-        InputError: a kernel is not there.
+        InputError: a kernel has no times.
     """
     samples = (
         (kernel, sample)
@@ -397,10 +399,10 @@ def _medians(samples: Iterable[tuple[Any, float]], where: str) -> dict[str, floa
     for kernel, ms in samples:
         if kernel in times:
             times[kernel].append(ms)
-    lacks = [kernel for kernel, of in times.items() if not of]
+    lacks = [kernel for kernel, kernel_ms in times.items() if not kernel_ms]
     if lacks:
         raise InputError(
             f"{where} has no times of the reference kernel '{lacks[0]}', which tell how the "
             "machine's speed changed; measure again with this version"
         )
-    return {kernel: statistics.median(of) for kernel, of in times.items()}
+    return {kernel: statistics.median(kernel_ms) for kernel, kernel_ms in times.items()}

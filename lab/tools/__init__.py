@@ -1,4 +1,4 @@
 """The README's picture, TorchRec's own tests with our planner, and every command of the wheel.
 
-Run each as ``python -m lab NAME``; ``--help`` says what it needs.
+Run each as ``python -m lab NAME``; ``--help`` lists its arguments.
 """

@@ -42,8 +42,8 @@ from shardopt.training.cpu_collection import CpuCollection
 
 CPU = torch.device("cpu")
 BATCH, FRESH, STEPS, DENSE, RATE, SYNC_INTERVAL = 16, 4, 20, 10, 0.5, 5
-"""Samples a rank, batches until the first one comes again, steps, dense features, learning rate,
-steps between averages of copies."""
+"""Samples of a rank, distinct batches, steps, dense features, learning rate, steps between averages
+of copies."""
 
 
 def bags(name: str, count: int) -> list[EmbeddingBagConfig]:
@@ -66,11 +66,11 @@ REMAPPED = [
     )
     for i in range(2)
 ]
-"""As TorchRec's example names them; there are more ids than rows."""
+"""Tables named as in TorchRec's example; there are more ids than rows."""
 
 
 class Pooled(nn.Module):
-    """One of TorchRec's test models, with its loss."""
+    """TorchRec test model with its loss."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Pooled(nn.Module):
 
 
 class Remapped(nn.Module):
-    """The module of TorchRec's example of managed collisions, with a loss."""
+    """Module of TorchRec's example of managed collisions, with a loss."""
 
     def __init__(self) -> None:
         from examples.zch.sparse_arch import SparseArch  # type: ignore[import-untyped]
@@ -99,7 +99,9 @@ class Remapped(nn.Module):
         lengths = torch.randint(1, 4, (len(names) * BATCH,))
         values = torch.randint(IDS, (int(lengths.sum()),))
         embedded, _ = self.model(KeyedJaggedTensor.from_lengths_sync(names, values, lengths))
-        return torch.stack([(of.values() - 1).square().mean() for of in embedded.values()]).sum()
+        return torch.stack(
+            [(output.values() - 1).square().mean() for output in embedded.values()]
+        ).sum()
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -111,23 +113,23 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def shard(model: nn.Module, *, copies: int) -> Any:
-    """The model under the planner's plan."""
+    """Shard the model by the planner's plan."""
     group, ranks = dist.GroupMember.WORLD, dist.get_world_size() // copies
     sharders = [*get_default_sharders(), EmbeddingTowerSharder(), EmbeddingTowerCollectionSharder()]
-    fused = ParameterConstraints(compute_kernels=["fused"])  # the others that are offered need GPUs
+    fused = ParameterConstraints(compute_kernels=["fused"])  # other kernels need GPUs
     constraints = {table.name: fused for table in REMAPPED}
     planner = EmbeddingShardingPlanner(Topology(ranks, "cpu"), BATCH, constraints=constraints)
     plan = planner.collective_plan(model, sharders, group)
-    given = {"device": CPU, "plan": plan, "sharders": sharders}
+    arguments = {"device": CPU, "plan": plan, "sharders": sharders}
     if copies > 1:
         return CpuCollection(
             model,
             world_size=dist.get_world_size(),
             sharding_group_size=ranks,
             global_pg=group,
-            **given,
+            **arguments,
         )
-    return DistributedModelParallel(model, **given)
+    return DistributedModelParallel(model, **arguments)
 
 
 def train(name: str) -> None:

@@ -1,9 +1,9 @@
-"""Applies changes that break the product and runs the test that must notice each of them.
+"""Mutation testing: break the product, and run the tests that must notice each change.
 
     python -m lab mutants
 
-A mutant is tried in a copy of the repository, never in the working tree. What was found is kept by
-the content of the packages and of the test, so a run that was stopped goes on.
+A mutant is tried in a copy of the repository, never in the working tree. Results are stored by the
+content of the packages and of the tests, so an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ FAILED = 1
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Mutant:
-    """A change that breaks the product.
+    """Change that breaks the product.
 
     Args:
-        name: What is then wrong.
-        file: Path in the repository.
-        old, new: Text that stands there once, and what stands there instead.
-        tests: Node ids of pytest; at least one must fail.
+        name: resulting fault.
+        file: path in the repository.
+        old, new: text that occurs once, and its replacement.
+        tests: node ids of pytest; at least one must fail.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A mutant and how it ended: ``killed``, ``survived`` or what went wrong."""
+    """Mutant with its end: ``killed``, ``survived`` or an error."""
 
     mutant: Mutant
     end: str
 
 
 def read_mutants(path: Path = LIST) -> list[Mutant]:
-    """Read the list, and check that every text stands once in its file.
+    """Read the list, and check that every text occurs once in its file.
 
     Raises:
-        InputError: an entry is incomplete, or its text is not there, or more than once.
+        InputError: an entry is incomplete, or its text does not occur once.
     """
     try:
         mutants = TypeAdapter(list[Mutant]).validate_python(yaml.safe_load(path.read_text("utf-8")))
@@ -85,15 +85,15 @@ def read_mutants(path: Path = LIST) -> list[Mutant]:
 
 
 def key_of(mutant: Mutant) -> str:
-    """Digest of a mutant, of the packages and of the files of its tests."""
-    found = hashlib.sha256(repr(mutant).encode() + code_digest().encode())
+    """Return the digest of a mutant, of the packages and of the files of its tests."""
+    digest = hashlib.sha256(repr(mutant).encode() + code_digest().encode())
     for file in sorted({test.partition("::")[0] for test in mutant.tests}):
-        found.update((ROOT / file).read_bytes())
-    return found.hexdigest()
+        digest.update((ROOT / file).read_bytes())
+    return digest.hexdigest()
 
 
 def run_tests(folder: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Run tests in a copy; the exit code of pytest and the end of what it printed."""
+    """Run tests in a copy; return pytest's exit code and the end of its output."""
     python = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     words = ("-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", *tests)
     done = subprocess.run(
@@ -108,7 +108,7 @@ def run_tests(folder: Path, tests: Sequence[str]) -> tuple[int, str]:
 
 
 def try_mutant(folder: Path, mutant: Mutant) -> Outcome:
-    """Apply a mutant to a copy, run its tests and take it back."""
+    """Apply a mutant to a copy, run its tests and revert it."""
     file = folder / mutant.file
     text = file.read_text("utf-8")
     try:
@@ -121,7 +121,7 @@ def try_mutant(folder: Path, mutant: Mutant) -> Outcome:
 
 
 def run_mutants(only: str, say: Callable[[str], None]) -> int:
-    """Try the mutants whose name has a text; exit code 1 if one is not killed.
+    """Try the mutants whose name has a text; return exit code 1 if one is not killed.
 
     Raises:
         InputError: an entry of the list cannot be used, or a test fails without any mutant.
@@ -129,12 +129,12 @@ def run_mutants(only: str, say: Callable[[str], None]) -> int:
     mutants = [mutant for mutant in read_mutants() if only in mutant.name]
     if not mutants:
         raise InputError(f"no mutant has {only!r} in its name")
-    known = _read_kept()
-    ends = {m.name: known[key] for m in mutants if (key := key_of(m)) in known}
-    left = [mutant for mutant in mutants if mutant.name not in ends]
+    stored = _read_kept()
+    ends = {m.name: stored[key] for m in mutants if (key := key_of(m)) in stored}
+    pending = [mutant for mutant in mutants if mutant.name not in ends]
     with TemporaryDirectory(prefix="mutants-") as place:
         folders: SimpleQueue[Path] = SimpleQueue()
-        for number in range(min(WORKERS, len(left))):
+        for number in range(min(WORKERS, len(pending))):
             folders.put(_copy(Path(place) / str(number)))
 
         def one(mutant: Mutant) -> Outcome:
@@ -144,12 +144,12 @@ def run_mutants(only: str, say: Callable[[str], None]) -> int:
             finally:
                 folders.put(folder)
 
-        if left:
+        if pending:
             folder = folders.get()
-            _check_unbroken(folder, left)
+            _check_unbroken(folder, pending)
             folders.put(folder)
         with ThreadPoolExecutor(WORKERS) as pool:
-            for number, outcome in enumerate(pool.map(one, left), len(ends) + 1):
+            for number, outcome in enumerate(pool.map(one, pending), len(ends) + 1):
                 ends[outcome.mutant.name] = outcome.end
                 _keep(outcome)
                 say(f"{number} of {len(mutants)}: {outcome.mutant.name}: {outcome.end}")
@@ -159,10 +159,10 @@ def run_mutants(only: str, say: Callable[[str], None]) -> int:
 
 
 def _check_unbroken(folder: Path, mutants: Sequence[Mutant]) -> None:
-    """Run all the tests without a mutant: a test that fails anyway shows nothing.
+    """Run all tests without a mutant, as a test that fails anyway shows nothing.
 
     Raises:
-        InputError: one fails.
+        InputError: a test fails.
     """
     code, shown = run_tests(folder, sorted({test for m in mutants for test in m.tests}))
     if code:
@@ -186,7 +186,7 @@ def _read_kept() -> dict[str, str]:
 
 
 def _keep(outcome: Outcome) -> None:
-    """Remember what was found; a test that did not run is tried again."""
+    """Store a result; a test that did not run is tried again."""
     if outcome.end in ("killed", "survived"):
         KEPT.parent.mkdir(exist_ok=True)
         with KEPT.open("a", encoding="utf-8") as file:

@@ -1,11 +1,11 @@
-"""Training scripts of others on two CPU ranks, under TorchRec's planner and under ours.
+"""Third-party training scripts on two CPU ranks, under TorchRec's planner and ours.
 
     python -m lab strangers FOLDER [--write] [-k NAME]
 
 FOLDER has checkouts of the repositories in `REPOSITORIES`, by those names. Each script runs twice
-on two gloo ranks: in the second run the name `EmbeddingShardingPlanner` stands for our planner, as
-if that one line of the script were changed. What else differs from the checkout is in
-strangers.yaml, by script. The loss of a script is the tensor that it calls `backward` on.
+on two gloo ranks: in the second run the name `EmbeddingShardingPlanner` is our planner, as if that
+one line of the script were changed. strangers.yaml has the other differences from the checkout, by
+script. The loss of a script is the tensor that it calls `backward` on.
 docs/compatibility.md has the table; `--write` writes it.
 """
 
@@ -36,10 +36,10 @@ LIMIT_S = 300
 
 
 class Script(NamedTuple):
-    """A script as `strangers.yaml` has it.
+    """Entry of `strangers.yaml`.
 
     Args:
-        before: Python that makes its data, run in the folder that the ranks start in.
+        before: Python code that makes its data, run in the working folder of the ranks.
     """
 
     name: str
@@ -93,7 +93,7 @@ SCRIPTS = tuple(
     map(_script, yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
 )
 STEPS = 20
-"""After which a script is ended."""
+"""Steps after which a script is ended."""
 RECORD = f"""\
 import atexit
 import json
@@ -161,9 +161,9 @@ def end():
     if losses and not hasattr(sys, "last_type"):
         os._exit(0)  # gloo's threads may abort a process that Python tears down
 """
-"""Runs in the ranks' processes before the script; its losses are kept by rank. The weights of a
-table are drawn by its name: TorchRec draws them shard by shard, so another plan would start
-elsewhere."""
+"""Runs in the ranks' processes before the script and records its losses by rank. The weights of a
+table are drawn by its name: TorchRec draws them shard by shard, so another plan would have other
+initial weights."""
 COUNT = """
 planned_by = ShardoptPlanner.plan
 
@@ -175,7 +175,7 @@ def counted(self, *args, **more):
 
 ShardoptPlanner.plan = counted
 """
-"""Behind `IN_PLACE`: that our planner was asked, and no other."""
+"""Appended to `IN_PLACE`: counts the calls of our planner."""
 STUBS = """\
 import importlib.machinery
 import sys
@@ -213,7 +213,7 @@ def attribute(name):
 
 sys.meta_path.append(Stubs())
 """
-"""Modules that take any name, where nothing real is installed."""
+"""Stub modules with any attribute, for packages that are not installed."""
 HOOK = """\
 import os
 
@@ -222,10 +222,10 @@ if "RANK" in os.environ:
 
 
 class Run(NamedTuple):
-    """One run of a script: losses of rank 0, and the line that says why it ended; "" if well.
+    """Run of a script: losses of rank 0, and its error; "" if it ended well.
 
     Args:
-        planned: times that our planner was asked on rank 0.
+        planned: number of calls of our planner on rank 0.
     """
 
     losses: tuple[float, ...]
@@ -234,31 +234,31 @@ class Run(NamedTuple):
 
 
 def run_scripts(folder: Path, *, write: bool, only: str) -> int:
-    """Run the scripts, and print the table; 1 if one trains under TorchRec's planner alone.
+    """Run the scripts and print the table; return 1 if one trains only under TorchRec's planner.
 
     Args:
-        folder: of the checkouts.
+        folder: folder of the checkouts.
         only: scripts with this in their name.
     """
-    found = []
+    results = []
     for script in (s for s in SCRIPTS if only in s.name):
         theirs, ours = (run(script, folder, ours=ours) for ours in (False, True))
-        found.append((script, theirs, ours))
+        results.append((script, theirs, ours))
         print(row(script, theirs, ours), flush=True)
     if write:
-        PAGE.write_text(with_rows(PAGE.read_text(), [row(*of) for of in found]))
-    return int(any(ours.error and not theirs.error for _, theirs, ours in found))
+        PAGE.write_text(with_rows(PAGE.read_text(), [row(*result) for result in results]))
+    return int(any(ours.error and not theirs.error for _, theirs, ours in results))
 
 
 def run(script: Script, folder: Path, *, ours: bool) -> Run:
     """Run a script on two ranks of this machine."""
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as work:
         written = HOOK + _indented(RECORD + (IN_PLACE + COUNT if ours else ""))
         stubs = STUBS.format(names=script.stubs) if script.stubs else ""
-        (Path(made) / "sitecustomize.py").write_text(stubs + written)
+        (Path(work) / "sitecustomize.py").write_text(stubs + written)
         repository = (folder / script.repository).resolve()
-        changed = _changed(script, repository, Path(made)) if script.changes else repository
-        paths = [made, str(changed), str(repository), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        changed = _changed(script, repository, Path(work)) if script.changes else repository
+        paths = [work, str(changed), str(repository), str(ROOT), os.environ.get("PYTHONPATH", "")]
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         launch += ["--nproc_per_node", "2"]
         launch += ["-m", "lab.tools.loops", script.loop] if script.loop else []
@@ -267,13 +267,13 @@ def run(script: Script, folder: Path, *, ours: bool) -> Run:
             try:
                 done = subprocess.run(
                     command,
-                    cwd=made,
+                    cwd=work,
                     env={
                         **os.environ,
                         "PYTHONPATH": os.pathsep.join(paths),
                         "CHECKOUT": str(repository),
-                        "LOSSES": made,
-                        "XDG_CACHE_HOME": made,  # no answer of before
+                        "LOSSES": work,
+                        "XDG_CACHE_HOME": work,  # no cached answer
                     },
                     capture_output=True,
                     text=True,
@@ -284,15 +284,15 @@ def run(script: Script, folder: Path, *, ours: bool) -> Run:
                 return Run((), f"not done after {LIMIT_S} s")
             if done.returncode:
                 break
-        kept = Path(made) / "0"
-        told = json.loads(kept.read_text()) if kept.exists() else {}
+        losses_file = Path(work) / "0"
+        recorded = json.loads(losses_file.read_text()) if losses_file.exists() else {}
         error = _cause(done.stderr) if done.returncode else ""
-        return Run(tuple(told.get("losses", ())), error, told.get("planned", 0))
+        return Run(tuple(recorded.get("losses", ())), error, recorded.get("planned", 0))
 
 
-def _changed(script: Script, repository: Path, made: Path) -> Path:
-    """A copy of the script's top folder with its changes, in a folder of its own."""
-    top, copied = script.path.partition("/")[0], made / "changed"
+def _changed(script: Script, repository: Path, work: Path) -> Path:
+    """Copy the script's top folder with its changes into its own folder."""
+    top, copied = script.path.partition("/")[0], work / "changed"
     shutil.copytree(repository / top, copied / top)
     for file in (copied / top).rglob("*.py"):
         text = file.read_text()
@@ -307,22 +307,22 @@ def _indented(text: str) -> str:
 
 
 def _cause(stderr: str) -> str:
-    """The error of the first rank that has one."""
+    """Return the first rank's error."""
     errors = re.findall(r"^(?:\[rank\d\]: )?([\w.]*(?:Error|Exception)\b.*)$", stderr, re.MULTILINE)
     return errors[0][:100] if errors else "a rank ended without a word"
 
 
 def row(script: Script, theirs: Run, ours: Run) -> str:
-    """What came of a script, as the page has it."""
+    """Return a script's result as a row of the page."""
     return f"| {script.name} | `{script.repository}/{script.path}` | {_outcome(theirs, ours)} |"
 
 
 def _outcome(theirs: Run, ours: Run) -> str:
     if theirs.error or ours.error:
-        told = {"TorchRec's": theirs.error, "ours": ours.error}
+        errors = {"TorchRec's": theirs.error, "ours": ours.error}
         if theirs.error == ours.error:
             return f"under neither: {theirs.error}"
-        return "; ".join(f"{whose}: {error or 'runs'}" for whose, error in told.items())
+        return "; ".join(f"{whose}: {error or 'runs'}" for whose, error in errors.items())
     if not ours.planned:
         return "runs, and asks no planner"
     if not theirs.losses:
@@ -339,12 +339,12 @@ HEAD = "| script | file | two gloo ranks |\n|---|---|---|"
 
 
 def with_rows(page: str, rows: Sequence[str]) -> str:
-    """The page, with these rows in its table, in the place of those of the same scripts."""
+    """Return the page with these rows in its table, replacing those of the same scripts."""
     before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
-    known = {_name(line): line for line in [*table.splitlines()[2:], *rows] if line}
-    kept = [known[script.name] for script in SCRIPTS if script.name in known]
-    return before + BEGIN + "\n".join([HEAD, *kept]) + "\n\n" + END + after
+    line_of = {_name(line): line for line in [*table.splitlines()[2:], *rows] if line}
+    lines = [line_of[script.name] for script in SCRIPTS if script.name in line_of]
+    return before + BEGIN + "\n".join([HEAD, *lines]) + "\n\n" + END + after
 
 
 def _name(row: str) -> str:
@@ -352,6 +352,6 @@ def _name(row: str) -> str:
 
 
 def listed(page: str) -> list[str]:
-    """Names of the scripts that the page's table has."""
+    """Return the names of the scripts in the page's table."""
     _, _, rest = page.partition(BEGIN)
     return [_name(line) for line in rest.partition(END)[0].splitlines()[2:] if line]

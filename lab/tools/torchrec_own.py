@@ -2,11 +2,11 @@
 
     python -m lab torchrec-own [CHECKOUT] [--source URL] [--theirs] [--write] [-k EXPRESSION]
 
-Without CHECKOUT the commit that the installed torchrec was built from is fetched. The test files
-are run as they are, on the checkout's own torchrec: in every process, those that the tests start
-too, the name `EmbeddingShardingPlanner` stands for our planner. docs/compatibility.md has the
-outcome by file, and lists those that differ with the reason: this fails if the page says otherwise
-than the run, and `--write` writes the outcome.
+Without CHECKOUT, the commit of the installed torchrec is fetched. The test files run unchanged on
+the checkout's own torchrec: in every process, also those that tests start, the name
+`EmbeddingShardingPlanner` is our planner. docs/compatibility.md has the outcome by file, and lists
+the tests that differ with the reason. The command fails if the page disagrees with the run, and
+`--write` writes the outcome.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUITES = (
     "torchrec/distributed/tests/test_model_parallel_gloo.py",
 )
 KEPT = ROOT / ".venv" / "torchrec-own"
-"""Where fetched commits are kept."""
+"""Folder of fetched commits."""
 IN_PLACE = """\
 import functools
 import sys
@@ -50,12 +50,12 @@ for name, module in list(sys.modules.items()):
             if value is theirs:
                 setattr(module, key, ShardoptPlanner)
 """
-"""Runs at the start of every Python process (`sitecustomize`); no test is about the search, so it
-takes little effort."""
+"""Runs at the start of every Python process (`sitecustomize`); no test depends on the search, so
+its effort is small."""
 
 
 class Outcome(NamedTuple):
-    """Of one test: ``Class::test`` in a file, ``passed``, ``failed`` or ``skipped``."""
+    """Outcome of a test: ``Class::test`` in a file, ``passed``, ``failed`` or ``skipped``."""
 
     file: str
     name: str
@@ -63,33 +63,36 @@ class Outcome(NamedTuple):
 
 
 def run_suites(checkout: Path | None, source: str, *, theirs: bool, write: bool, only: str) -> int:
-    """Run the tests; 1 if they differ from the page."""
+    """Run the tests; return 1 if they differ from the page."""
     folder = checkout or fetch(source)
     version = _version(folder)
     outcomes = list(run_tests(folder, theirs=theirs, only=only))
-    found = {kind: {o.name for o in outcomes if o.result == kind} for kind in RESULTS}
-    print(", ".join(f"{len(names)} {kind}" for kind, names in found.items()))
+    names_by_result = {kind: {o.name for o in outcomes if o.result == kind} for kind in RESULTS}
+    print(", ".join(f"{len(names)} {kind}" for kind, names in names_by_result.items()))
     if theirs:
-        print("\n".join(sorted(found["failed"])))
+        print("\n".join(sorted(names_by_result["failed"])))
         return 0
     page = PAGE.read_text()
     expected = set(read_differences(page))
-    new, gone = sorted(found["failed"] - expected), sorted(expected & found["passed"])
+    new, repaired = (
+        sorted(names_by_result["failed"] - expected),
+        sorted(expected & names_by_result["passed"]),
+    )
     for name in new:
         print(f"differs, and docs/compatibility.md does not say why: {name}")
-    for name in gone:
+    for name in repaired:
         print(f"passes, and docs/compatibility.md says it differs: {name}")
-    wanted = with_table(page, table(version, outcomes))
+    updated = with_table(page, table(version, outcomes))
     if write:
-        PAGE.write_text(wanted)
-    elif not only and wanted != page:
+        PAGE.write_text(updated)
+    elif not only and updated != page:
         print("docs/compatibility.md has another outcome: run this with --write")
         return 1
-    return 1 if new or gone or not outcomes else 0
+    return 1 if new or repaired or not outcomes else 0
 
 
 def _version(checkout: Path) -> str:
-    """TorchRec's version by its checkout.
+    """Return TorchRec's version from its checkout.
 
     Raises:
         InputError: the folder is no checkout.
@@ -105,7 +108,7 @@ def _version(checkout: Path) -> str:
 
 
 def fetch(source: str) -> Path:
-    """A checkout of the commit that the installed torchrec names as its own.
+    """Fetch a checkout of the installed torchrec's commit.
 
     Args:
         source: repository that has it.
@@ -129,28 +132,30 @@ TABLE = re.compile(r"(?<=<!-- written by make test-torchrec-own -->\n\n).*?(?=<!
 
 
 def table(version: str, outcomes: Sequence[Outcome]) -> str:
-    """The outcome by file, as the page has it."""
+    """Return the outcome by file as a table of the page."""
     rows = [f"| TorchRec {version} | {' | '.join(RESULTS)} |", "|---|---|---|---|"]
     files = list(dict.fromkeys(outcome.file for outcome in outcomes))
-    for title, wanted in [*((f"`{file}`", [file]) for file in files), ("all", files)]:
-        counts = [sum(o.file in wanted and o.result == kind for o in outcomes) for kind in RESULTS]
+    for title, selected in [*((f"`{file}`", [file]) for file in files), ("all", files)]:
+        counts = [
+            sum(o.file in selected and o.result == kind for o in outcomes) for kind in RESULTS
+        ]
         rows.append(f"| {title} | {' | '.join(map(str, counts))} |")
     return "\n".join([*rows, "", ""])
 
 
 def with_table(page: str, rows: str) -> str:
-    """The page, with the outcome of a run."""
+    """Return the page with the outcome of a run."""
     return TABLE.sub(lambda _: rows, page)
 
 
 def run_tests(checkout: Path, *, theirs: bool, only: str) -> Iterator[Outcome]:
-    """Run the files on a checkout."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    """Run the test files on a checkout; yield their outcomes."""
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
         files = [str(suite) for suite in SUITES if (checkout / suite).exists()]
         if not theirs:
             (folder / "sitecustomize.py").write_text(IN_PLACE)
-        paths = [made, str(checkout.resolve()), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        paths = [work, str(checkout.resolve()), str(ROOT), os.environ.get("PYTHONPATH", "")]
         report = folder / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
         command += ["--rootdir", str(checkout), "--tb=short", f"--junitxml={report}", *files]
@@ -164,14 +169,14 @@ def run_tests(checkout: Path, *, theirs: bool, only: str) -> Iterator[Outcome]:
 
 
 def read_report(text: str) -> Iterator[Outcome]:
-    """Outcomes in a JUnit file."""
+    """Yield the outcomes in a JUnit file."""
     for case in ElementTree.fromstring(text).iter("testcase"):
         kinds = {child.tag for child in case}
         result = "skipped" if "skipped" in kinds else "failed" if kinds else "passed"
-        *_, file, of = ["", *case.get("classname", "").split(".")]
-        yield Outcome(file, f"{of}::{case.get('name')}", result)
+        *_, file, class_name = ["", *case.get("classname", "").split(".")]
+        yield Outcome(file, f"{class_name}::{case.get('name')}", result)
 
 
 def read_differences(page: str) -> Sequence[str]:
-    """The tests that the page's table lists: rows that begin with `Class::test`."""
+    """Return the tests in the page's table: rows that begin with `Class::test`."""
     return re.findall(r"^\| `(\w+::\w+)` \|", page, re.MULTILINE)

@@ -1,9 +1,9 @@
-"""Runs every command of an installed wheel once, in an environment without torch and scipy.
+"""Trial of every command of an installed wheel, in an environment without torch and scipy.
 
     python -m lab try-wheel VENV/bin/shardopt
 
-Each command must work, or end with exit code 2 and name the extra that it lacks; none
-may end in a traceback. `make wheel` calls this.
+Each command must work, or end with exit code 2 and name the missing extra; none may end in a
+traceback. `make wheel` calls this.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TIME_LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Case:
-    """A command, the exit code it must end with and what it must then say.
+    """Command with its expected exit code and output.
 
     Args:
-        says: in stdout where the exit code is 0, else in stderr.
-        writes: a file that is there afterwards.
+        says: text in stdout if the exit code is 0, else in stderr.
+        writes: file that must exist afterwards.
     """
 
     words: str
@@ -38,7 +38,7 @@ class Case:
 
 
 def lacks(words: str, says: str = EXTRA) -> Case:
-    """A command that cannot run here, and says what to do about it."""
+    """Return the case of a command that cannot run here and names the remedy."""
     return Case(words, says, code=2)
 
 
@@ -64,19 +64,19 @@ CASES = (
 
 
 def write_inputs(folder: Path) -> None:
-    """Files that the commands read: ids, a trace of one step, and what stands for a benchmark."""
+    """Write the files that the commands read: ids, a trace of one step, and a dummy benchmark."""
     row = "\t".join(["0", *["1"] * 13, *["a1"] * 26])
     (folder / "ids.tsv").write_text(f"{row}\n" * 3)
     (folder / "ids.parquet").write_bytes(b"PAR1")
     (folder / "trace.json").write_text(json.dumps(_trace()))
-    made = folder / "made"
-    made.mkdir()
-    (made / "data.json").write_text('{"schema": "shardopt.replay/1", "world_size": 1}')
-    (made / "benchmark.py").write_text("import torch\n")
+    benchmark = folder / "made"
+    benchmark.mkdir()
+    (benchmark / "data.json").write_text('{"schema": "shardopt.replay/1", "world_size": 1}')
+    (benchmark / "benchmark.py").write_text("import torch\n")
 
 
 def _trace() -> dict[str, Any]:
-    """Two steps with one kernel each, as Kineto writes them."""
+    """Return a Kineto trace of two steps with one kernel each."""
     events: list[dict[str, Any]] = []
     for step in range(2):
         start = 1000.0 * step
@@ -96,7 +96,7 @@ def _event(kind: str, name: str, start: float, length: float, **args: int) -> di
 
 
 def problem_of(case: Case, program: Path, folder: Path) -> str | None:
-    """What went wrong with a command; None if nothing did."""
+    """Run a command; return its problem, or None."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run(
         [str(program), *case.words.split()],
@@ -107,26 +107,26 @@ def problem_of(case: Case, program: Path, folder: Path) -> str | None:
         timeout=TIME_LIMIT_S,
         check=False,
     )
-    told = done.stderr if case.code else done.stdout
+    output = done.stderr if case.code else done.stdout
     if done.returncode != case.code:
         return f"exit code {done.returncode} instead of {case.code}: {done.stderr.strip()[-500:]}"
-    if case.says not in told or "Traceback" in done.stderr:
-        return f"does not say {case.says!r}: {told.strip()[-500:]}"
+    if case.says not in output or "Traceback" in done.stderr:
+        return f"does not say {case.says!r}: {output.strip()[-500:]}"
     if case.writes and not (folder / case.writes).stat().st_size:
         return f"{case.writes} is empty"
     return None
 
 
 def try_all(program: Path) -> int:
-    """Run the cases one after the other; exit code 1 if one of them fails."""
+    """Run the cases in sequence; return exit code 1 if one fails."""
     failed = 0
     with tempfile.TemporaryDirectory(prefix="try-wheel-") as name:
         folder = Path(name)
         write_inputs(folder)
         for case in CASES:
-            found = problem_of(case, program, folder)
-            if found is not None:
+            problem = problem_of(case, program, folder)
+            if problem is not None:
                 failed += 1
-                print(f"shardopt {case.words}: {found}")
+                print(f"shardopt {case.words}: {problem}")
     print(f"{len(CASES) - failed} of {len(CASES)} commands did what they should")
     return 1 if failed else 0

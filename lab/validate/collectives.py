@@ -1,7 +1,7 @@
 """Collectives: every public row predicted with the shipped profile of its GPU.
 
-Nothing is fitted for a table at hand. Rows that gave the profile a constant are a part of their
-own, and so is the form of the curve, fitted to every second size.
+Nothing is fitted to the table under test. Rows that gave the profile a constant are a part of
+their own, and so is the form of the curve, fitted to every second size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FEWEST_FOR_LATENCY = 3
 LARGE_BYTES = 2**24
 FEWEST_FOR_SCATTER = 8
 BAR = 0.04
-"""Geometric mean error that a table should stay within."""
+"""Limit on the geometric mean error of a table."""
 SIZES = "form of the curve: sizes left out"
 RANKS = "form of the curve: rank counts left out"
 
@@ -51,7 +51,7 @@ ACROSS_LARGE = "across hosts, from 8 MiB"
 ACROSS_SMALL = "across hosts, below 8 MiB"
 BAD_NETWORK = "across hosts, network said to be poorly configured"
 BADLY_JOINED = ("poorly configured", "without EFA or slow")
-"""Notes of rows whose hosts were not joined as they are sold."""
+"""Notes of rows whose network differs from that of hosts on sale."""
 UNSTATED = "across hosts, line rate of the network not stated"
 PAIRED = "cards with NVLink bridges in pairs, which no shipped profile is of"
 
@@ -70,10 +70,10 @@ def validate_collectives(folder: Path) -> Report:
         [*rows, *form],
         dict.fromkeys([*problems, *skipped]),
         parts={
-            f"{profile} {part}": of
-            for wanted in (WITHIN_LARGE, ACROSS_LARGE)
-            for (part, profile), of in by_gpu.items()
-            if part == wanted
+            f"{profile} {part}": part_rows
+            for headed in (WITHIN_LARGE, ACROSS_LARGE)
+            for (part, profile), part_rows in by_gpu.items()
+            if part == headed
         },
         noise={
             name: noise_of((r.key, r.time_us) for r in measured if low <= r.size_bytes < high)
@@ -96,7 +96,7 @@ def _collectives(wiring: Wiring) -> Collectives:
 
 
 def compare_link(row: LinkRow) -> ComparedRow:
-    """Under the shipped profile of its GPU, with the copy that its timer counts too."""
+    """Predict a row with the shipped profile of its GPU, with the copy that its timer counts."""
     wiring, engine = row.wiring, _collectives(row.wiring)
     copied = 2 * row.copied_bytes / engine.hardware.streaming
     time = float(getattr(engine, row.op)(row.size_bytes)) + copied
@@ -140,8 +140,11 @@ def _part(row: LinkRow) -> str:
 
 
 def form_of_the_curve(folder: Path) -> tuple[list[ComparedRow], list[str], list[str]]:
-    """Fit and test every table of collectives in ``folder``: its rows, what was left out, and
-    notes on tables that miss the bar."""
+    """Fit and test the curve on every table of collectives in ``folder``.
+
+    Returns:
+        Rows, left-out rows, and notes on tables that miss the bar.
+    """
     tables, skipped = read_collectives(folder)
     rows: list[ComparedRow] = []
     notes: list[str] = []
@@ -150,12 +153,12 @@ def form_of_the_curve(folder: Path) -> tuple[list[ComparedRow], list[str], list[
             skipped.append(f"{' '.join(key)}: a single size leaves none to test the form on")
             continue
         chosen = every_second(table)
-        curve, asked = _fitted(table.where(chosen), key[2]), table.where(~chosen)
-        of = _predicted(key, predict_us(curve, asked, key[2]), asked, SIZES)
-        rows += of
-        missed = geomean([row.error for row in of])
-        if len(of) >= FEWEST_FOR_SCATTER and missed > BAR:
-            ordered = sorted(of, key=lambda row: row.name["size_bytes"])
+        curve, test_rows = _fitted(table.where(chosen), key[2]), table.where(~chosen)
+        compared = _predicted(key, predict_us(curve, test_rows, key[2]), test_rows, SIZES)
+        rows += compared
+        missed = geomean([row.error for row in compared])
+        if len(compared) >= FEWEST_FOR_SCATTER and missed > BAR:
+            ordered = sorted(compared, key=lambda row: row.name["size_bytes"])
             scatter = mape(never_falling([row.measured_ms for row in ordered]))
             notes.append(
                 f"{' '.join(key)}: geomean {missed:.1%}; its rows scatter by {scatter:.1%} (mean) "
@@ -165,7 +168,7 @@ def form_of_the_curve(folder: Path) -> tuple[list[ComparedRow], list[str], list[
 
 
 def never_falling(times: Sequence[float]) -> Array:
-    """Relative errors of the best rising step curve through times in order of size.
+    """Return the relative errors of the best rising step curve through times in order of size.
 
     Neighbours that fall are pooled at their median (isotonic regression of absolute log errors).
     """
@@ -180,39 +183,41 @@ def never_falling(times: Sequence[float]) -> Array:
 
 
 def _one_rank_count(tables: dict[Key, CollectiveRows]) -> dict[Key, CollectiveRows]:
-    """A table that spans rank counts becomes one for each."""
-    found = {}
+    """Split tables that span rank counts into one for each."""
+    by_ranks = {}
     for (platform, wiring, op), rows in tables.items():
         for n in np.unique(rows.ranks):
             hosts = wiring.split("x")[0]
             wires = wiring if ".." not in wiring else f"{hosts}x{int(n) // int(hosts)}"
-            found[platform, wires, op] = rows.where(rows.ranks == n)
-    return found
+            by_ranks[platform, wires, op] = rows.where(rows.ranks == n)
+    return by_ranks
 
 
 def _fitted(rows: CollectiveRows, op: str) -> Curve:
-    """One or two large messages do not tell the latency: their time is all transfer."""
+    """Fit a curve; one or two large messages are all transfer and give no latency."""
     blind = len(rows.size_bytes) < FEWEST_FOR_LATENCY and rows.size_bytes.min() > LARGE_BYTES
     latency_us = 0.0 if blind else None
     return fit_curve(rows, op, FINE_EDGES_MIB, latency_us=latency_us, reweightings=ROBUST)
 
 
 def _ranks_left_out(tables: dict[Key, CollectiveRows]) -> Iterator[ComparedRow]:
-    """Families of tables that differ in the ranks of a host alone: fit 2, 4, 8, test the rest."""
-    families = grouped(tables.items(), lambda of: (of[0][0], of[0][1].split("x")[0], of[0][2]))
+    """Fit tables that differ only in a host's ranks at 2, 4 and 8, and predict the rest."""
+    families = grouped(
+        tables.items(), lambda member: (member[0][0], member[0][1].split("x")[0], member[0][2])
+    )
     for (platform, hosts, op), members in families.items():
         rows = CollectiveRows.of(
             [
                 row
-                for _, of in members
-                for row in zip(of.size_bytes, of.ranks, of.time_us, strict=True)
+                for _, member in members
+                for row in zip(member.size_bytes, member.ranks, member.time_us, strict=True)
             ]
         )
-        known = np.isin(rows.ranks, FIT_RANKS)
-        if len(np.unique(rows.ranks[known])) > 1 and not known.all():
-            asked = rows.where(~known)
-            predicted = predict_ranks(rows.where(known), asked, op, platform)
-            yield from _predicted((platform, f"{hosts}x..", op), predicted, asked, RANKS)
+        fitted = np.isin(rows.ranks, FIT_RANKS)
+        if len(np.unique(rows.ranks[fitted])) > 1 and not fitted.all():
+            test_rows = rows.where(~fitted)
+            predicted = predict_ranks(rows.where(fitted), test_rows, op, platform)
+            yield from _predicted((platform, f"{hosts}x..", op), predicted, test_rows, RANKS)
 
 
 def _predicted(key: Key, predicted: Array, rows: CollectiveRows, part: str) -> list[ComparedRow]:

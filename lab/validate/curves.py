@@ -1,6 +1,4 @@
-"""Fits curves of collectives to public tables, at one rank count and across them.
-
-Predicts collectives at rank counts that were not measured.
+"""Curves of collectives fitted to public tables, and predictions at other rank counts.
 
 Costs per byte change with the ranks where the wiring does. Two cases are modelled:
 
@@ -27,8 +25,8 @@ from shardopt.calibrate.collectives import CollectiveRows, errors, fit_curve, pr
 from shardopt.calibrate.fitting import Array, mape
 
 FINE_EDGES_MIB = (0.0, *(2.0**k for k in range(-8, 11)))
-"""One band per octave from 4 KiB to 1 GiB: NCCL changes protocol (LL, LL128, Simple) and channels
-within an octave, which wider bands would smear."""
+"""Edges of one band per octave, 4 KiB to 1 GiB: NCCL changes protocol (LL, LL128, Simple) and
+channels within an octave, which wider bands would smear."""
 ROBUST = 20
 """Reweightings for tables with few repeats and whole microseconds, such as vidur's."""
 FIRM = 0.2
@@ -44,7 +42,7 @@ CUBE_MESH_GPUS = 8
 
 
 def every_second(rows: CollectiveRows) -> NDArray[np.bool_]:
-    """Mask: the first, third, ... size of every rank count."""
+    """Return a mask of the first, third, ... size of every rank count."""
     chosen = np.zeros(len(rows.size_bytes), dtype=bool)
     for n in np.unique(rows.ranks):
         sizes = np.unique(rows.size_bytes[rows.ranks == n])
@@ -53,7 +51,7 @@ def every_second(rows: CollectiveRows) -> NDArray[np.bool_]:
 
 
 def fit_own_part(rows: CollectiveRows, op: str, edges_mib: Sequence[float]) -> Curve:
-    """The curve over several rank counts, with what a rank's own part costs.
+    """Fit a curve over several rank counts, with the cost of a rank's own part.
 
     Least absolute errors; the share is the best of `OWN_PARTS`.
     """
@@ -72,13 +70,13 @@ def fit_own_part(rows: CollectiveRows, op: str, edges_mib: Sequence[float]) -> C
 def fit_rank_cost(
     rows: CollectiveRows, op: str, reference: int, like: Curve | None = None
 ) -> Curve:
-    """A curve fitted at one rank count, with a factor on its marginal costs at the others.
+    """Fit a curve at one rank count, with a factor on its marginal costs at the others.
 
     For wirings whose bandwidth jumps with the ranks, such as the cube mesh of V100 hosts, whose
     number of rings depends on them.
 
     Args:
-        like: a curve whose latencies are taken as given.
+        like: a curve whose latencies are kept.
     """
     curve = fit_curve(rows.where(rows.ranks == reference), op, like=like)
     cost = {}
@@ -93,7 +91,7 @@ def fit_rank_cost(
 
 
 def cube_mesh_rings(ranks: int) -> float:
-    """Rings' worth of bus bandwidth among the first ``ranks`` GPUs of a DGX-1.
+    """Return the bus bandwidth among the first ``ranks`` GPUs of a DGX-1, in rings.
 
     2 to 8 ranks: 1, 2, 4, 1.6, 2, 4, 6. Five ranks run a chain, whose algorithm bandwidth is that
     of one link; in bus bytes that is the bus factor.
@@ -110,34 +108,36 @@ def cube_mesh_rings(ranks: int) -> float:
 
 
 def has_cube_mesh(platform: str, ranks: Array) -> bool:
-    """Whether a table of measurements comes from one DGX-1 of V100s."""
+    """Return true if a table comes from one DGX-1 of V100s."""
     return platform.lower().startswith("v100") and float(ranks.max()) <= CUBE_MESH_GPUS
 
 
-def predict_ranks(known: CollectiveRows, asked: CollectiveRows, op: str, platform: str) -> Array:
-    """Times in microseconds at some rank counts, from rows at others.
+def predict_ranks(
+    measured: CollectiveRows, targets: CollectiveRows, op: str, platform: str
+) -> Array:
+    """Predict times in microseconds at some rank counts, from rows at others.
 
     Args:
-        known: rows to fit, of two rank counts or more.
-        asked: sizes and rank counts to predict; their times are not used.
+        measured: rows to fit, of two rank counts or more.
+        targets: sizes and rank counts to predict; their times are not used.
     """
-    if has_cube_mesh(platform, np.concatenate((known.ranks, asked.ranks))):
-        known, asked = _per_ring(known), _per_ring(asked)
-        curve = fit_curve(known, op, FINE_EDGES_MIB, reweightings=ROBUST)
+    if has_cube_mesh(platform, np.concatenate((measured.ranks, targets.ranks))):
+        measured, targets = _per_ring(measured), _per_ring(targets)
+        curve = fit_curve(measured, op, FINE_EDGES_MIB, reweightings=ROBUST)
     else:
-        curve = _fit_switch(known, op)
-    return predict_us(curve, asked, op)
+        curve = _fit_switch(measured, op)
+    return predict_us(curve, targets, op)
 
 
 def _per_ring(rows: CollectiveRows) -> CollectiveRows:
-    """Sizes that load each ring as among eight ranks: time depends on the load of one ring."""
+    """Scale sizes to the load of one ring among eight ranks, on which the time depends."""
     most = cube_mesh_rings(CUBE_MESH_GPUS)
     share = np.array([most / cube_mesh_rings(int(n)) for n in rows.ranks])
     return CollectiveRows(rows.size_bytes * share, rows.ranks, rows.time_us)
 
 
 def _fit_switch(rows: CollectiveRows, op: str) -> Curve:
-    """One curve for all rank counts, with a factor on its costs at each."""
+    """Fit one curve for all rank counts, with a factor on its costs at each."""
     curve = fit_curve(rows, op, FINE_EDGES_MIB, reweightings=ROBUST)
     counts = np.unique(rows.ranks)
     factors = {int(n): _factor(curve, rows.where(rows.ranks == n), op) for n in counts}
@@ -145,11 +145,11 @@ def _fit_switch(rows: CollectiveRows, op: str) -> Curve:
 
 
 def _factor(curve: Curve, rows: CollectiveRows, op: str) -> float:
-    """Median factor on the transfer time at one rank count, of rows where transfer dominates."""
+    """Return the median factor on transfer time at one rank count, where transfer dominates."""
     latency = latency_ms(curve, int(rows.ranks[0])) / units.us(1.0)
     transfer = predict_us(curve, rows, op) - latency
     large = transfer > latency
     if not large.any():
         return 1.0
-    wanted = (rows.time_us[large] - latency) / transfer[large]
-    return max(0.1, float(np.median(wanted)))
+    ratios = (rows.time_us[large] - latency) / transfer[large]
+    return max(0.1, float(np.median(ratios)))

@@ -1,10 +1,10 @@
 """DLRM of NVIDIA's DeepLearningExamples: published throughput on V100 and A100 hosts.
 
-Whole tables lie on ranks, MLPs are data-parallel or, the bottom one, on the first rank; batches are
-global, one id a feature, SGD. PyTorch and TensorFlow ran embeddings of their own, no TorchRec; what
-the software did by date is in `lab.runtimes.examples`. Rows are apart by precision and by
-what they fuse: the table says that from 2021 on CUDA graphs launch the kernels and fused kernels
-run the MLPs. Nothing was fitted on any row.
+Tables are whole on ranks; MLPs are data-parallel, but the bottom one may run on the first rank.
+Batches are global, with one id a feature, and SGD. PyTorch and TensorFlow ran their own embeddings,
+not TorchRec's; `lab.runtimes.examples` describes the software by date. Parts are split by precision
+and by fusing: from 2021 on, CUDA graphs launch the kernels and fused kernels run the MLPs. Nothing
+was fitted on any row.
 
 Why: docs/decisions/0017-megatron-and-examples.md.
 """
@@ -33,12 +33,12 @@ from predictor.model.workload import DcnV2, DenseArch, QComm, Table, Workload
 
 FILE = "dlrm_published_throughput.csv"
 LARGE_FROM = 100_000
-"""Tables of so many rows grow as rarer ids are kept; smaller ones have all their ids already."""
+"""Rows from which a table grows as rarer ids are kept; smaller ones already have all ids."""
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "mixed precision": "fp16", "amp": "fp16"}
 WEIGHTS_SHARE = 0.9
-"""Of a card's memory that whole tables may take; larger ones are cut into columns."""
+"""Share of a card's memory for a whole table; larger ones are cut into columns."""
 ROOMY_RANKS = 4
-"""With more ranks, the one that has the bottom MLP has no table."""
+"""Most ranks with which the rank of the bottom MLP also has tables."""
 MESH = "dgx-1"
 """Host whose cards are joined by a cube mesh."""
 UNFUSED, FUSED, MIXED, MIXED_FUSED = PARTS = (
@@ -51,13 +51,13 @@ UNFUSED, FUSED, MIXED, MIXED_FUSED = PARTS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What ran in a row of the table, on a profile.
+    """Run of a row of the table.
 
     Args:
         tensorflow: the framework, in place of PyTorch.
-        embedding_gib: of all tables; None where the row does not say.
-        data_type: of the multiplications.
-        mesh: on a host whose cards are joined by a cube mesh.
+        embedding_gib: size of all tables; None where the row does not give it.
+        data_type: data type of the multiplications.
+        mesh: true on a host whose cards form a cube mesh.
     """
 
     day: date
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def first_gpu(self) -> bool:
-        """Whether the first rank ran the bottom MLP of all samples."""
+        """True if the first rank ran the bottom MLP of all samples."""
         framework = "tensorflow" if self.tensorflow else "pytorch"
         return load_examples().on_first_gpu(framework, self.day)
 
@@ -90,13 +90,13 @@ class Run:
         return min(self.gpus, load_hardware(self.profile).gpus_per_host)
 
     def rows(self) -> tuple[int, ...]:
-        """Rows of every table: those of the nearest published list, grown to the bytes given."""
+        """Return the rows of every table: the nearest published list, grown to the given bytes."""
         listed = RARE_AS_ONE_ROWS if self.small else UNCAPPED_ROWS
         if self.small or self.embedding_gib is None:
             return listed
         large = sum(size for size in listed if size >= LARGE_FROM)
-        wanted = units.gib(self.embedding_gib) / (4 * self.dim) - (sum(listed) - large)
-        factor = max(wanted / large, 0.01)
+        large_rows = units.gib(self.embedding_gib) / (4 * self.dim) - (sum(listed) - large)
+        factor = max(large_rows / large, 0.01)
         return tuple(round(size * factor) if size >= LARGE_FROM else size for size in listed)
 
     def workload(self) -> Workload:
@@ -110,7 +110,7 @@ class Run:
         return Workload("DLRM", batch, tables, arch, "base", QComm(wire, wire))
 
     def plan(self) -> ShardingPlan:
-        """Which rank has which table.
+        """Return the plan of the run.
 
         Raises:
             InputError: the tables do not fit.
@@ -196,7 +196,7 @@ def _compared(row: Row) -> ComparedRow:
 
 @cache
 def _predicted(run: Run) -> tuple[float, tuple[float, float]]:
-    """Time of an iteration and its 90 % interval."""
+    """Return the time of an iteration in ms and its 90 % interval."""
     runtime, workload = load_examples(), run.workload()
     through_host = run.mesh and runtime.crosses_sockets(run.gpus, run.day)
     hardware = load_hardware(run.profile)
@@ -215,15 +215,15 @@ def _predicted(run: Run) -> tuple[float, tuple[float, float]]:
 def place(
     tables: Sequence[Table], gpus: int, local: int, hbm_bytes: int, *, first_gpu: bool
 ) -> ShardingPlan:
-    """Tables by falling size, each to the rank with the fewest bytes that has room for one more.
+    """Place tables by falling size, each on the rank with the fewest bytes.
 
-    Every rank takes equally many tables, as far as that goes; what does not fit one card is cut
-    into columns.
+    Ranks get equal numbers of tables as far as possible; a table too large for one card is cut into
+    columns.
 
     Args:
         local: ranks of a host.
         hbm_bytes: of one rank.
-        first_gpu: the first rank has the bottom MLP, and no table beside it where ranks are many.
+        first_gpu: the first rank has the bottom MLP, and no tables if there are many ranks.
 
     Raises:
         InputError: the tables do not fit the cards.
@@ -232,21 +232,21 @@ def place(
     cap = WEIGHTS_SHARE * hbm_bytes
     pieces = {t.name: max(1, math.ceil(t.weight_bytes / cap)) for t in tables}
     most = math.ceil(sum(pieces.values()) / len(ranks))
-    held, count_of = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0)
-    found = {}
+    bytes_on, count_of = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0)
+    plans = {}
     for table in sorted(tables, key=lambda t: -t.weight_bytes / pieces[t.name]):
         parts, first, shards = pieces[table.name], 0, []
         for part in range(parts):
-            rank = min((r for r in ranks if count_of[r] < most), key=lambda r: held[r])
+            rank = min((r for r in ranks if count_of[r] < most), key=lambda r: bytes_on[r])
             end = table.embedding_dim * (part + 1) // parts
             shards.append(Shard(rank, (0, first), (table.num_embeddings, end - first)))
-            held[rank] += table.weight_bytes / parts
+            bytes_on[rank] += table.weight_bytes / parts
             count_of[rank] += 1
             first = end
         kind = ShardingType.TABLE_WISE if parts == 1 else ShardingType.COLUMN_WISE
-        found[table.name] = TablePlan(kind, ComputeKernel.FUSED, tuple(shards))
-    worst = max(held.values())
+        plans[table.name] = TablePlan(kind, ComputeKernel.FUSED, tuple(shards))
+    worst = max(bytes_on.values())
     if worst > hbm_bytes:
         need, have = (size / units.gib(1) for size in (worst, hbm_bytes))
         raise InputError(f"a card needs {need:.0f} GiB for its tables and has {have:.0f}")
-    return ShardingPlan(found, gpus, local)
+    return ShardingPlan(plans, gpus, local)

@@ -1,7 +1,7 @@
 """Matrix multiplication: the shipped constants on three public tables.
 
-``gemm_bf16_measured.csv`` times bf16 products whose operands are warm, as in a training step; it
-makes the headline. ``xla_matmul_measured.csv`` times batched products on tensor cores. The table of
+``gemm_bf16_measured.csv`` times bf16 products of warm operands, as in a training step; it is the
+headline. ``xla_matmul_measured.csv`` times batched products on tensor cores. The table of
 NeuSight times linear layers in fp32: devices of its train split gave the constants of a profile,
 the others (``unseen``) are predicted from their datasheets alone. One of the files is enough.
 """
@@ -49,9 +49,9 @@ A100_PCIE = "NVIDIA A100-PCIE-40GB"
 TRAINED = frozenset({A100_PCIE, "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB"})
 """Devices whose train rows the constants were fitted to."""
 RATED = frozenset({"NVIDIA H100 80GB HBM3", "NVIDIA L4", "Tesla T4"})
-"""Devices without a train split, of which a third of the rows gave the rate, and nothing else."""
+"""Devices without a train split, where a third of the rows gave the rate, and nothing else."""
 SHAPE = ("gpu", "operands", "b", "m", "n", "k")
-"""What a product timed again on another day has in common."""
+"""Keys that repeats of a product share."""
 FITTED_COUNTS: dict[tuple[str, str], tuple[int, ...]] = {
     ("H100", "bf16"): (1,),
     ("H100", "tf32"): (1, 2),
@@ -64,8 +64,8 @@ CLOCK_US: dict[tuple[str, str], float] = {
     ("H100", "tf32"): 3.0,
     ("B200", "bf16"): 3.0,
 }
-"""GPU and type -> what XLA's timer adds to each product: its operands are cold, those of a training
-step are warm, and the floors of these types are of warm ones. From the rows that gave constants;
+"""GPU and type -> time that XLA's timer adds to each product: its operands are cold, while the
+floors of these types are for warm ones, as in a training step. From the rows that gave constants;
 other types keep floors of cold operands."""
 OPERANDS = {
     **{"f32": "tf32", "bf16": "bf16", "f16": "fp16"},
@@ -80,20 +80,20 @@ def validate_gemm(folder: Path) -> Report:
     linears, problems = _linears(read_gemm(folder))
     noise = {
         f"{family}, other dates": noise_of(
-            (tuple(row.name[key] for key in SHAPE), row.measured_ms) for row in of
+            (tuple(row.name[key] for key in SHAPE), row.measured_ms) for row in family_rows
         )
-        for family, of in grouped(products, lambda row: row.family).items()
+        for family, family_rows in grouped(products, lambda row: row.family).items()
     }
     return SUITES["gemm"].report(
         [*rows, *linears],
         [*skipped, *problems],
         headline=WARM if len(products) < len(rows) else TENSOR if products else SEEN,
-        noise={name: found for name, found in noise.items() if found.n},
+        noise={name: spread for name, spread in noise.items() if spread.n},
     )
 
 
 def bf16_row(row: Row) -> ComparedRow:
-    """A measured product ``[m, k] @ [k, n]`` in bf16, a row of `BF16_FILE`, with its prediction."""
+    """Predict a bf16 product ``[m, k] @ [k, n]``, a row of `BF16_FILE`."""
     hw = profile_of_row(row)
     m, n, k = (count(row, column, 2**40) for column in "mnk")
     time = gemm_ms(hw, m, n, k, "bf16")
@@ -109,9 +109,9 @@ def bf16_row(row: Row) -> ComparedRow:
 
 
 def _product(row: Row) -> ComparedRow:
-    """A measured product ``[b, m, k] @ [b, k, n]``, timed by XLA."""
-    given, other = (known(row, side, OPERANDS) for side in ("lhs", "rhs"))
-    if given != other:
+    """Predict a product ``[b, m, k] @ [b, k, n]`` that XLA timed."""
+    operand, other = (known(row, side, OPERANDS) for side in ("lhs", "rhs"))
+    if operand != other:
         raise ValueError(f"lhs is {row['lhs']} and rhs is {row['rhs']}; no kernel multiplies them")
     b, m, n, k = sizes = [count(row, column) for column in SHAPE[2:]]
     measured_ms = number(row, "time_us") * 1e-3
@@ -120,18 +120,20 @@ def _product(row: Row) -> ComparedRow:
     hw = profile_of_row(row)
     if hw.name == "mi300x" and row["lhs"] == "f8e4m3fn":
         raise ValueError("lhs is f8e4m3fn, which MI300X does not multiply without converting it")
-    if given not in hw.gemm.tflops:
-        raise ValueError(f"lhs is {row['lhs']}, and {hw.name} has no rate of {given}")
+    if operand not in hw.gemm.tflops:
+        raise ValueError(f"lhs is {row['lhs']}, and {hw.name} has no rate of {operand}")
     even = float(math.log2(m * n * k) % 2) == 0.0
     if hw.name == "mi300x":
         part = GAVE
-    elif given == "fp8":
+    elif operand == "fp8":
         part = FP8
-    elif even and b in FITTED_COUNTS.get((row["gpu"], given), ()):
+    elif even and b in FITTED_COUNTS.get((row["gpu"], operand), ()):
         part = GAVE
     else:
-        part = COLD if given == "bf16" else TENSOR
-    predicted_ms = batched_ms(hw, b, m, n, k, given) + us(CLOCK_US.get((row["gpu"], given), 0.0))
+        part = COLD if operand == "bf16" else TENSOR
+    predicted_ms = batched_ms(hw, b, m, n, k, operand) + us(
+        CLOCK_US.get((row["gpu"], operand), 0.0)
+    )
     operands = f"{row['lhs']} x {row['rhs']} -> {row['out']}"
     return ComparedRow(
         {
@@ -141,7 +143,7 @@ def _product(row: Row) -> ComparedRow:
         },
         measured_ms,
         predicted_ms,
-        family=f"{row['gpu']} {given}",
+        family=f"{row['gpu']} {operand}",
         part=part,
         source="ROCm/xla xla/service/gpu/model",
         interval_ms=kernel_interval(hw, ["gemm"], predicted_ms),
@@ -163,17 +165,19 @@ def read_gemm(folder: Path) -> ParsedRows[Linear]:
 
 
 def by_split(table: ParsedRows[Linear]) -> dict[tuple[str, str], GemmRows]:
-    """(device, split) -> its rows, in the order of the table."""
-    found = grouped(table.rows, lambda row: row[:2])
-    return {key: GemmRows.of([row[2:] for row in rows]) for key, rows in found.items()}
+    """Group the rows by (device, split), in the order of the table."""
+    groups = grouped(table.rows, lambda row: row[:2])
+    return {key: GemmRows.of([row[2:] for row in rows]) for key, rows in groups.items()}
 
 
 def _linears(table: ParsedRows[Linear]) -> tuple[list[ComparedRow], list[str]]:
-    """Rows of the test split, and what was left out."""
+    """Predict the rows of the test split; return them and those left out."""
     tables, skipped = by_split(table), list(table.problems)
     trained = {device for device, split in tables if split == "train"} | TRAINED
     rows: list[ComparedRow] = []
-    for (device, _), shapes in ((key, of) for key, of in tables.items() if key[1] == "test"):
+    for (device, _), shapes in (
+        (key, table_rows) for key, table_rows in tables.items() if key[1] == "test"
+    ):
         profile = "a100-40gb" if device == A100_PCIE else profile_of_device(device)
         if profile is None:
             why = no_profile(device, "device")
@@ -190,7 +194,7 @@ def _linears(table: ParsedRows[Linear]) -> tuple[list[ComparedRow], list[str]]:
 
 
 def rate_rows(rows: GemmRows) -> NDArray[np.bool_]:
-    """Which rows give the rate of a device of `RATED`: by shape, so alike in every excerpt."""
+    """Return a mask of the rows behind the rate of a `RATED` device, by shape alone."""
     return np.asarray((rows.m + rows.n + rows.k) % 3 == 0)
 
 

@@ -1,7 +1,7 @@
 """Single kernels on one GPU: FBGEMM's lookups as `calibrate` times them, and products of layers.
 
-A folder for each machine, as of `lab.validate.gpu_steps`. Products are those of a linear layer,
-forward and both backward, replayed as a CUDA graph. All rows are predicted by the shipped profile.
+Each machine has a folder, as in `lab.validate.gpu_steps`. Products are those of a linear layer,
+forward and both backward, replayed as a CUDA graph. The shipped profile predicts all rows.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PRODUCTS = {
     "grad_input_ms": ("gradient of the input", "mkn"),
     "grad_weight_ms": ("gradient of the weights", "nkm"),
 }
-"""Key of a layer's line -> which product it is, and its sides by those of the layer."""
+"""Key of a layer's line -> its product, and the product's sides by those of the layer."""
 LARGE_GFLOP = 2.0
 LARGE, SMALL = "products of 2 GFLOP or more", "products below 2 GFLOP"
 ALIGNED = 8
-"""cuBLAS takes its fast kernels where all sides are multiples of this."""
+"""cuBLAS uses its fast kernels where all sides are multiples of this."""
 
 
 def validate_gpu_kernels(folder: Path) -> Report:
@@ -48,7 +48,7 @@ def validate_gpu_kernels(folder: Path) -> Report:
 def _lookups(
     path: Path, hardware: HardwareProfile, skip: Callable[[str], None]
 ) -> Iterator[ComparedRow]:
-    """A row for each pass of each launch."""
+    """Yield a row for each pass of each launch."""
     try:
         accepted = accept(read_rows(path)[1]).rows
     except ShardoptError as error:
@@ -84,7 +84,7 @@ def _place(row: Measurement) -> str:
 def _products(
     path: Path, hardware: HardwareProfile, skip: Callable[[str], None]
 ) -> Iterator[ComparedRow]:
-    """Three rows for each layer."""
+    """Yield three rows for each layer."""
     for number, entry in objects_of(path, skip):
         try:
             if entry.get("kind") == "linear":

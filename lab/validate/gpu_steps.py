@@ -1,10 +1,10 @@
 """Whole TorchRec steps on one GPU: GPU time, wall time, the order of plans, and peak memory.
 
-A folder for each machine, named after its GPU: the steps of models under the plan with every table
-in `fused`, of some of them under other plans, and of some with one OpenMP thread. Models, batches
-and the training loop were written outside this project. Every row is predicted twice: by the
-shipped profile, and with its host constants replaced by what ``calibrate --only host`` measured on
-that machine. GPU time is the sum of what the rank's kernels and copies take.
+Each machine has a folder named after its GPU, with steps of models under the plan with every table
+in `fused`, of some under other plans, and of some with one OpenMP thread. Models, batches and the
+training loop were written outside this project. Every row is predicted twice: by the shipped
+profile, and with the host constants that ``calibrate --only host`` measured on that machine. GPU
+time is the sum over the rank's kernels and copies.
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ from shardopt.files import decode, read_bytes
 
 STEPS, ONE_THREAD, PLACEMENTS = "steps.jsonl", "one_thread.jsonl", "placements.jsonl"
 KINDS = {STEPS: "whole steps", ONE_THREAD: "one OpenMP thread", PLACEMENTS: "placements"}
-"""File of a folder -> what its rows are."""
+"""File of a folder -> description of its rows."""
 HOST_ROWS = "host.rows.csv"
 GPU_TIME, WALL, CALIBRATED = "GPU time", "wall time", "wall time, calibrated host"
 APART = (0.02, 0.03)
 """Relative differences of measured times from which the order of two plans counts."""
 SMALL_BYTES = 1.5 * GIB
-"""Peak memory below which what CUDA libraries keep is much of it."""
+"""Peak memory below which CUDA libraries hold much of it."""
 
 Line = tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One measured step.
+    """Measured step.
 
     Args:
         gpu: name of the folder.
-        file: name of the file; ``line`` its line, from 1.
-        plan: name of a file in ``plans``; empty for every table in `fused` on its rank.
-        threads: of OpenMP; empty where they are not stated.
+        file: name of the file.
+        line: line of the file, from 1.
+        plan: name of a file in ``plans``; empty if every table is in `fused`.
+        threads: OpenMP threads; empty where they are not stated.
     """
 
     gpu: str
@@ -73,11 +74,11 @@ class Step:
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A measured step and what was predicted of it.
+    """Measured step with its predictions.
 
     Args:
-        calibrated: with the machine's own host constants; None where they were not measured.
-        cached: a table lies behind a UVM cache.
+        calibrated: prediction with the machine's own host constants; None without them.
+        cached: a table has a UVM cache.
     """
 
     step: Step
@@ -92,18 +93,18 @@ class PredictedStep:
 
     @property
     def peak_bytes(self) -> float:
-        """Predicted peak of what PyTorch's allocator has given out."""
+        """Predicted peak of the memory that PyTorch's allocator has allocated."""
         peak = self.shipped.memory[0].peak
         assert peak is not None, "`predict` counts the peak"
         return peak.allocated_bytes
 
     def times(self) -> Iterator[tuple[str, float, float, tuple[float, float] | None]]:
-        """Each kind of time: its name, measured, predicted, and the 90 % interval."""
+        """Yield each kind of time: its name, measured, predicted, and the 90 % interval."""
         step = self.step
         if step.file != ONE_THREAD:
             yield GPU_TIME, step.gpu_ms, self.gpu_ms, None
-        found = {WALL: self.shipped, CALIBRATED: self.calibrated}
-        for name, prediction in found.items():
+        predictions = {WALL: self.shipped, CALIBRATED: self.calibrated}
+        for name, prediction in predictions.items():
             if prediction is not None:
                 yield name, step.wall_ms, prediction.iteration_ms, prediction.interval_ms
 
@@ -130,10 +131,10 @@ def validate_gpu_steps(folder: Path) -> Report:
 def machines(
     folder: Path, files: Sequence[str], skip: Callable[[str], None]
 ) -> Iterator[tuple[Path, HardwareProfile]]:
-    """The folder and the shipped profile of every machine that has one of the files.
+    """Yield the folder and shipped profile of every machine that has one of the files.
 
     Args:
-        skip: takes a line for each machine that no profile describes.
+        skip: receives a line for each machine that no profile describes.
     """
     for place in sorted({path.parent for name in files for path in folder.glob(f"*/{name}")}):
         name = profile_of_device(place.name)
@@ -144,10 +145,10 @@ def machines(
 
 
 def objects_of(path: Path, skip: Callable[[str], None]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The JSON objects of a file, one a line, with the number of their line.
+    """Yield the JSON objects of a file, one a line, with their line numbers.
 
     Args:
-        skip: takes a line for each that is none.
+        skip: receives a message for each line that is not an object.
     """
     try:
         lines = decode(read_bytes(path, "file of measurements"), path).splitlines()
@@ -167,14 +168,14 @@ def objects_of(path: Path, skip: Callable[[str], None]) -> Iterator[tuple[int, M
 
 
 def place_of(path: Path, number: int) -> str:
-    """A line of a machine's file, as it is named in messages."""
+    """Name a line of a machine's file for messages."""
     return f"{path.parent.name}/{path.name}:{number}"
 
 
 def _machine(
     folder: Path, shipped: HardwareProfile, skip: Callable[[str], None]
 ) -> Iterator[PredictedStep]:
-    """The steps of one machine."""
+    """Yield the steps of one machine."""
     calibrated = None
     try:
         calibrated = _with_own_host(folder / HOST_ROWS, shipped)
@@ -190,16 +191,16 @@ def _machine(
 
 
 def _with_own_host(rows: Path, shipped: HardwareProfile) -> HardwareProfile:
-    """The profile with the host constants that were measured on the machine."""
+    """Return the profile with the host constants measured on the machine."""
     origin, measured = read_rows(rows)
-    made = build_profile(
+    built = build_profile(
         measured, origin, shipped, shipped.name, 1, shipped.ddr_bytes / GIB, only=Group.HOST
     )
-    return made.profile
+    return built.profile
 
 
 def _read(gpu: str, file: str, number: int, entry: Mapping[str, Any]) -> Step:
-    """A measured step.
+    """Parse a measured step.
 
     Raises:
         ValueError: the line lacks a key, or a value cannot be used.
@@ -210,10 +211,10 @@ def _read(gpu: str, file: str, number: int, entry: Mapping[str, Any]) -> Step:
 
 
 def positive(entry: Mapping[str, Any], key: str) -> float:
-    """The number above 0 of a key.
+    """Return the number above 0 of a key.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not such a number.
     """
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
@@ -243,7 +244,7 @@ def _predict(
 
 
 def _fused(workload: Workload) -> ShardingPlan:
-    """Every table whole on the one rank."""
+    """Return the plan with every table whole on the one rank."""
 
     def whole(rows: int, dim: int, module: str) -> TablePlan:
         shards = (Shard(0, (0, 0), (rows, dim)),)
@@ -256,10 +257,10 @@ def _fused(workload: Workload) -> ShardingPlan:
     return ShardingPlan(tables, 1, 1)
 
 
-def _rows(found: PredictedStep) -> Iterator[ComparedRow]:
-    """A row for each kind of time."""
-    step = found.step
-    for time, measured_ms, predicted_ms, interval_ms in found.times():
+def _rows(predicted: PredictedStep) -> Iterator[ComparedRow]:
+    """Yield a row for each kind of time."""
+    step = predicted.step
+    for time, measured_ms, predicted_ms, interval_ms in predicted.times():
         yield ComparedRow(
             {
                 "gpu": step.gpu,
@@ -278,18 +279,18 @@ def _rows(found: PredictedStep) -> Iterator[ComparedRow]:
 
 
 def _by_machine(rows: Sequence[ComparedRow]) -> Iterator[Line]:
-    """Errors with their sign, by part and machine."""
-    for (part, gpu), found in grouped(rows, lambda row: (row.part, row.family)).items():
-        errors = [row.error for row in found]
-        spans = [(r.measured_ms, *r.interval_ms) for r in found if r.interval_ms is not None]
+    """Yield mean, geometric mean and signed errors, by part and machine."""
+    for (part, gpu), machine_rows in grouped(rows, lambda row: (row.part, row.family)).items():
+        errors = [row.error for row in machine_rows]
+        spans = [(r.measured_ms, *r.interval_ms) for r in machine_rows if r.interval_ms is not None]
         covered = coverage(*zip(*spans, strict=True)) if spans else None
         figures = mape(errors), geomean(errors), statistics.fmean(errors)
-        yield (part, gpu, len(found), *figures, covered)
+        yield (part, gpu, len(machine_rows), *figures, covered)
 
 
 def order_lines(rows: Sequence[ComparedRow]) -> Iterator[Line]:
-    """How often the faster of two plans of one model was predicted, and what the plan that was
-    predicted fastest costs."""
+    """Yield how often the faster of two plans of a model was predicted, and the regret of the plan
+    predicted fastest."""
     for time in (GPU_TIME, WALL, CALIBRATED):
         models = [
             plans
@@ -307,13 +308,13 @@ def order_lines(rows: Sequence[ComparedRow]) -> Iterator[Line]:
                 if _apart(a, b) > apart
             ]
             share = sum(right) / len(right) if right else None
-            found = sum(cost == 0 for cost in costs)
+            best_found = sum(cost == 0 for cost in costs)
             figures = statistics.fmean(costs), max(costs)
-            yield (time, apart, len(right), sum(right), share, len(models), found, *figures)
+            yield (time, apart, len(right), sum(right), share, len(models), best_found, *figures)
 
 
 def _apart(a: ComparedRow, b: ComparedRow) -> float:
-    """Relative difference of two measured times."""
+    """Return the relative difference of two measured times."""
     low, high = sorted((a.measured_ms, b.measured_ms))
     return high / low - 1
 
@@ -321,41 +322,50 @@ def _apart(a: ComparedRow, b: ComparedRow) -> float:
 def _plans_by_model(
     rows: Sequence[ComparedRow], time: str
 ) -> dict[tuple[Any, Any], list[ComparedRow]]:
-    """The plans of each model on each machine, by one kind of time; runs with one OpenMP thread
-    are of another host."""
+    """Group the plans by machine and model, by one kind of time.
+
+    Runs with one OpenMP thread have other host times and are left out.
+    """
     parts = [f"{time}, {KINDS[file]}" for file in (STEPS, PLACEMENTS)]
     chosen = [row for row in rows if row.part in parts]
     return grouped(chosen, lambda row: (row.name["gpu"], row.name["model"]))
 
 
 def _cost_of_choice(plans: Sequence[ComparedRow]) -> float:
-    """Share by which the plan that was predicted fastest is slower than the fastest one."""
+    """Return the regret of the plan predicted fastest, relative to the fastest one."""
     chosen = min(plans, key=lambda row: row.predicted_ms)
     return chosen.measured_ms / min(row.measured_ms for row in plans) - 1
 
 
 def memory_lines(steps: Sequence[PredictedStep]) -> Iterator[Line]:
-    """Errors of the peak that PyTorch's allocator has given out."""
+    """Yield errors of the peak that PyTorch's allocator has allocated."""
     kinds = grouped((s for s in steps if s.step.file != ONE_THREAD), _memory_kind)
-    for kind, found in kinds.items():
-        errors = [_memory_error(step) for step in found]
+    for kind, kind_steps in kinds.items():
+        errors = [_memory_error(step) for step in kind_steps]
         worst = max(errors, key=abs)
-        yield (kind, len(found), mape(errors), geomean(errors), statistics.fmean(errors), worst)
+        yield (
+            kind,
+            len(kind_steps),
+            mape(errors),
+            geomean(errors),
+            statistics.fmean(errors),
+            worst,
+        )
 
 
-def _memory_kind(found: PredictedStep) -> str:
-    if found.cached:
+def _memory_kind(predicted: PredictedStep) -> str:
+    if predicted.cached:
         return "with UVM caches"
-    small = found.step.peak_bytes < SMALL_BYTES
+    small = predicted.step.peak_bytes < SMALL_BYTES
     return f"without caches, {'below' if small else 'from'} {SMALL_BYTES / GIB:g} GiB"
 
 
-def _memory_error(found: PredictedStep) -> float:
-    return found.peak_bytes / found.step.peak_bytes - 1
+def _memory_error(predicted: PredictedStep) -> float:
+    return predicted.peak_bytes / predicted.step.peak_bytes - 1
 
 
-def _memory_line(found: PredictedStep) -> Line:
-    step = found.step
+def _memory_line(predicted: PredictedStep) -> Line:
+    step = predicted.step
     plan = step.plan.removeprefix(f"{step.model}.") or "fused"
-    sizes = step.peak_bytes / GIB, found.peak_bytes / GIB
-    return (step.gpu, step.model, plan, *sizes, _memory_error(found))
+    sizes = step.peak_bytes / GIB, predicted.peak_bytes / GIB
+    return (step.gpu, step.model, plan, *sizes, _memory_error(predicted))

@@ -1,12 +1,12 @@
-"""One public step of a generative recommender on two hosts of eight H100, class by class, and what
-balancing batches gained.
+"""One public step of a generative recommender on two hosts of eight H100, class by class, and the
+gain of balanced batches.
 
 `hstu_16xh100_step_2026.csv` has a step of fixed lengths by classes of kernels, products and
-attention by their shapes, and runs with lengths that vary, before and after samples were shared out
-over ranks by their work. The model is `lab.hstu`, as `to_yaml` captures it.
+attention by their shapes, and runs of varying lengths, before and after samples were balanced over
+ranks by their work. The model is `lab.hstu`, as `to_yaml` captures it.
 
-Attention runs a CUTLASS kernel for Hopper, where PyTorch runs FlashAttention-2: it is predicted to
-be faster by what FlashAttention-3 reports over that (`FORWARD`, `BACKWARD`).
+Attention runs a CUTLASS kernel for Hopper, where PyTorch runs FlashAttention-2. The prediction is
+faster by the ratios that FlashAttention-3 reports (`FORWARD`, `BACKWARD`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from predictor.predict import Prediction, predict
 
 FILE = "hstu_16xh100_step_2026.csv"
 FORWARD, BACKWARD = 1.75, 1.6
-"""FlashAttention-3 over FlashAttention-2 on an H100, the middle of what is reported: 1.5 to 2.0
+"""FlashAttention-3 over FlashAttention-2 on an H100, the middle of the reported range: 1.5 to 2.0
 forward, 1.5 to 1.75 backward (Shah et al. 2024, arXiv 2407.08608)."""
 RANKS, HOST = 16, 8
 TOPOLOGY = Topology.uniform(RANKS, HOST, hbm_bytes=80 << 30, ddr_bytes=256 << 30)
@@ -50,7 +50,7 @@ PRODUCTS = {
 """Quantity -> m, n and k of the products of a layer."""
 UNBALANCED, SHARED_OUT = "jagged run exp0 baseline", "jagged run exp1 shuffler"
 TFLOP = {"linear": 33.01, "square": 30.88}
-"""Of a step of fixed lengths on a rank: products, and attention."""
+"""TFLOP of a step of fixed lengths on a rank: products, and attention."""
 LONGEST, SKEW = 4096, 1.2
 """Lengths of samples: `numpy.random.zipf`, cut."""
 SUITE = SUITES["hstu-step"]
@@ -62,10 +62,10 @@ def validate_hstu_step(folder: Path) -> Report:
 
 
 def step_row(folder: Path, row: Row) -> ComparedRow:
-    """A row with its prediction.
+    """Predict a row.
 
     Raises:
-        ValueError: nothing predicts what it is.
+        ValueError: nothing predicts the quantity.
     """
     hw, name = _hardware(), row["quantity"]
     measured, interval, groups = number(row, "value"), None, ["gemm"]
@@ -132,17 +132,17 @@ def _step() -> Prediction:
 
 @cache
 def _classes() -> dict[str, tuple[str, float]]:
-    """Class of kernels -> the group of the profile that prices it, and its ms in a step."""
+    """Return class of kernels -> its group of the profile, and its ms in a step."""
     program, times = dense_program(hstu()), op_time.OpTimes(_hardware(), "fp32")
-    found = dict.fromkeys(("elementwise", "gemm others"), 0.0)
+    class_ms = dict.fromkeys(("elementwise", "gemm others"), 0.0)
     for events in (program.forward, program.backward):
         for chain in op_time.fused_chains([e for e in events if isinstance(e, OpCall)]):
             name, ms = op_time.plain_name(chain[0]), times.cost_of_chain(chain).ms
             product = len(chain) == 1 and name in op_time.PRODUCTS
             if not product and name not in op_time.ATTENTION:
-                found["elementwise"] += ms
+                class_ms["elementwise"] += ms
             elif product and ms < SMALL_MS:
-                found["gemm others"] += ms
+                class_ms["gemm others"] += ms
     step = _step()
     moving = ("embedding_forward", "embedding_backward", "prefetch")
     lookups = sum(
@@ -156,31 +156,31 @@ def _classes() -> dict[str, tuple[str, float]]:
             "gemm",
             LAYERS * sum(_attention_ms(backward=way) for way in (False, True)),
         ),
-        "elementwise": ("elementwise", found["elementwise"]),
-        "gemm others": ("gemm", found["gemm others"]),
+        "elementwise": ("elementwise", class_ms["elementwise"]),
+        "gemm others": ("gemm", class_ms["gemm others"]),
         "embedding op": ("embedding", lookups),
         "nccl exposed": ("collectives.inter", exposed),
     }
 
 
 SMALL_MS = 0.2
-"""Products that are not a layer's take less."""
+"""Least time of a layer's product; other products take less."""
 
 
 @cache
 def _rates(folder: Path) -> dict[str, float]:
-    """TFLOPS a GPU of the runs whose lengths vary."""
-    found = {}
+    """Read the TFLOPS a GPU of the runs of varying lengths."""
+    rates = {}
     for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
         name, _, rest = line.partition(",")
         if name.startswith("jagged run"):
-            found[name] = float(rest.split(",")[0])
-    return found
+            rates[name] = float(rest.split(",")[0])
+    return rates
 
 
 @cache
 def _tokens() -> tuple[float, float, float]:
-    """Mean, variance and most tokens of a sample."""
+    """Return mean, variance and maximum of a sample's tokens."""
     lengths = np.arange(1, LONGEST + 1.0)
     share = lengths**-SKEW
     share /= share.sum() + (LONGEST + 0.5) ** (1 - SKEW) / (SKEW - 1)
@@ -191,17 +191,17 @@ def _tokens() -> tuple[float, float, float]:
 
 
 def _mean_tflop() -> float:
-    """Of a step on a rank, in the mean over lengths."""
+    """Return the mean TFLOP of a step on a rank over the lengths."""
     mean, variance, _ = _tokens()
     square = (variance + mean**2) / TOKENS**2
     return TFLOP["linear"] * mean / TOKENS + TFLOP["square"] * square
 
 
 def _excess(step_ms: float) -> float:
-    """Share of a balanced step that batches of unlike length wait for the longest.
+    """Return the share of a balanced step that unbalanced batches wait for the longest.
 
-    Attention, in that run a Triton kernel whose rate nothing tells, has what products and
-    elementwise kernels leave of the step.
+    Attention was a Triton kernel of unknown rate, so it gets the rest of the step beside products
+    and elementwise kernels.
     """
     mean, variance, most = _tokens()
     products = LAYERS * sum(

@@ -1,4 +1,4 @@
-"""Public rows of collectives: what was timed, and the profile and wiring that it was timed on."""
+"""Public rows of collectives: the timed operation, and its profile and wiring."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ VTRAIN_FILE = "vtrain_allreduce_measured.csv"
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns of a table hold what; None: it has no such column.
+    """Columns of a table by their content; None: it has no such column.
 
     Args:
-        times: the first that is not empty counts.
-        setup: further columns that rows of one measurement, repeated, agree in.
-        platform: what a table of one platform is called, by the columns; empty where the form of
-            the curve is not fitted to it.
+        times: the first one that is not empty counts.
+        setup: further columns that repeats of one measurement share.
+        platform: name of a table of one platform, from the columns; empty where the form of the
+            curve is not fitted to it.
     """
 
     ranks: str
@@ -64,7 +64,7 @@ LAYOUTS: Mapping[str, Layout] = {
     MULTIHOST_FILE: replace(_NCCL, setup=("source", "network", "note"), platform=""),
     NCCL_TESTS_FILE: Layout("ranks", setup=("system", "nccl")),
     XLA_FILE: Layout("ranks", setup=("method", "concurrent_groups", "dtype")),
-    # the shortest over ranks and repeats, because kernels that start early wait for the others
+    # the least over ranks and repeats, because kernels that start early wait for the others
     VIDUR_FILE: Layout(
         "num_workers",
         size="size",
@@ -79,7 +79,7 @@ LAYOUTS: Mapping[str, Layout] = {
 }
 NAMES = {op.replace("_", ""): op for op in OPS}
 UNCLEAR: dict[str, Op] = {"allgatheroralltoall": "all_gather"}
-"""dstack's rows do not say which; an all-to-all would put 214 GB/s through NICs of 100 GB/s."""
+"""dstack's rows do not say which; an all-to-all would move 214 GB/s over NICs of 100 GB/s."""
 KINDS = {
     "TCPXO": "tcpxo",
     "TCPX": "tcpx",
@@ -92,23 +92,23 @@ KINDS = {
 }
 """Part of a network's name in a table -> its kind (`predictor.hardware.networks`)."""
 NO_PEERS = "l40s-no-peers"
-"""Profile of L40S hosts whose cards reach each other through the memory of the host."""
+"""Profile of L40S hosts whose cards communicate through host memory."""
 UNSTATED_GBIT_S = {"unspecified IB": 800.0}
-"""Of a host whose table names no line rate: its largest message moves 91.7 GB/s of bus bytes out of
-a host, and the next rate that NICs of hosts are sold with is 100 GB/s."""
+"""Line rate of hosts whose table names none: the largest message moves 91.7 GB/s of bus bytes out
+of a host, and the next NIC rate on sale is 100 GB/s."""
 UNSTATED_GPU = "h100-sxm"
-"""Profile of rows over EFA whose table names no instance type: of the instances that EFA joins, the
-most common at the date of those rows."""
+"""Profile of rows over EFA whose table names no instance type: the most common instance with EFA at
+the date of those rows."""
 PAIRS = "NVLINK PAIRS"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One row as its table has it.
+    """Row of a table.
 
     Args:
         cells: the file's own columns.
-        hosts: of equally many ranks; 0 where the table does not tell.
+        hosts: hosts of equally many ranks; 0 where the table does not say.
     """
 
     file: str
@@ -121,19 +121,19 @@ class Timing:
 
 
 def _timing(file: str, row: Row) -> Timing:
-    of = LAYOUTS[file]
-    ranks = count(row, of.ranks, MOST_RANKS)
+    layout = LAYOUTS[file]
+    ranks = count(row, layout.ranks, MOST_RANKS)
     if ranks == 1:
-        raise ValueError(f"{of.ranks} is 1; a rank alone exchanges nothing")
-    parts = of.hosts or of.ranks_of_host
+        raise ValueError(f"{layout.ranks} is 1; a rank alone exchanges nothing")
+    parts = layout.hosts or layout.ranks_of_host
     by = count(row, parts, MOST_RANKS) if parts else 1
     if ranks % by:
-        raise ValueError(f"{of.ranks}: {ranks} ranks do not divide by {parts}, {by}")
-    hosts = ranks // by if of.ranks_of_host else 0 if file == XLA_FILE else by
-    timed = next((column for column in of.times if row[column]), of.times[-1])
-    name = row[of.collective].strip() if of.collective else "all_reduce"
+        raise ValueError(f"{layout.ranks}: {ranks} ranks do not divide by {parts}, {by}")
+    hosts = ranks // by if layout.ranks_of_host else 0 if file == XLA_FILE else by
+    timed = next((column for column in layout.times if row[column]), layout.times[-1])
+    name = row[layout.collective].strip() if layout.collective else "all_reduce"
     op = NAMES.get(name.replace("_", ""), name)
-    return Timing(file, row, hosts, ranks, op, number(row, of.size), number(row, timed))
+    return Timing(file, row, hosts, ranks, op, number(row, layout.size), number(row, timed))
 
 
 Key: TypeAlias = tuple[str, str, str]
@@ -141,13 +141,16 @@ Key: TypeAlias = tuple[str, str, str]
 
 
 def read_collectives(folder: Path) -> tuple[dict[Key, CollectiveRows], list[str]]:
-    """Tables by platform, wiring and collective, whether a profile describes them or not, and a
-    line of text for every row that cannot be read; files that are not there are left out."""
+    """Read tables by platform, wiring and collective, with or without a profile.
+
+    Returns:
+        The tables, and a message for every row that cannot be read; missing files are left out.
+    """
     rows, problems = _read(folder, _timing)
     rows = [row for row in rows if LAYOUTS[row.file].platform]
     return {
-        key: CollectiveRows.of([(r.size_bytes, float(r.ranks), r.time_us) for r in of])
-        for key, of in sorted(grouped(rows, _key).items())
+        key: CollectiveRows.of([(r.size_bytes, float(r.ranks), r.time_us) for r in table_rows])
+        for key, table_rows in sorted(grouped(rows, _key).items())
     }, [text for text in problems if LAYOUTS[text.partition(":")[0]].platform]
 
 
@@ -158,23 +161,23 @@ def _key(row: Timing) -> Key:
     return platform, wires, row.collective
 
 
-def _read(folder: Path, of: Callable[[str, Row], T]) -> tuple[list[T], list[str]]:
-    """What each row of every table in a folder is, and a line of text for each left out."""
-    tables = [read(folder, name, partial(of, name)) for name in LAYOUTS]
+def _read(folder: Path, parse: Callable[[str, Row], T]) -> tuple[list[T], list[str]]:
+    """Parse each row of every table in a folder; return results, and messages on left-out rows."""
+    tables = [read(folder, name, partial(parse, name)) for name in LAYOUTS]
     return [row for t in tables for row in t.rows], [text for t in tables for text in t.problems]
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """Where the ranks of a row sat.
+    """Hosts and links of a row's ranks.
 
     Args:
-        profile: shipped one of its GPU.
-        hosts: of equally many ranks.
+        profile: shipped profile of its GPU.
+        hosts: hosts of equally many ranks.
         domain: ranks joined by NVLink.
         nic_gbit_s: line rate of the hosts' NICs over the ranks of a host, where the table gives
             it; None: the profile's.
-        network: as the table names it.
+        network: the table's name of the network.
     """
 
     profile: str
@@ -186,29 +189,29 @@ class Wiring:
 
     @property
     def kind(self) -> str | None:
-        """Of the network between hosts; None: as the profile has it."""
+        """Kind of the network between hosts; None: the profile's."""
         name = self.network.upper()
         return next((kind for part, kind in KINDS.items() if part in name), None)
 
     @property
     def across(self) -> bool:
-        """Whether NICs join some of the ranks."""
+        """True if NICs join some of the ranks."""
         return self.ranks > self.domain and self.hosts > 1
 
     @property
     def pairs(self) -> bool:
-        """Whether bridges join the cards two by two."""
+        """True if bridges join the cards in pairs."""
         return PAIRS in self.network.upper()
 
     @property
     def rate_known(self) -> bool:
-        """Whether the NICs are those that the profile's platform is sold with, or stated."""
+        """True if the NICs are stated, or those sold with the profile's platform."""
         return self.nic_gbit_s is not None or self.domain > self.ranks // self.hosts
 
 
 @dataclass(frozen=True)
 class LinkRow:
-    """A measured collective that can be predicted.
+    """Measured collective that can be predicted.
 
     Args:
         op, size_bytes: as `predictor.cost.collectives` calls and counts them.
@@ -223,20 +226,20 @@ class LinkRow:
 
     @property
     def key(self) -> tuple[str | float, ...]:
-        """Rows with equal keys measured the same thing."""
+        """Key that repeats of one measurement share."""
         setup = (self.cells.get(column, "") for column in LAYOUTS[self.file].setup)
         at = self.wiring
         return *setup, at.profile, at.hosts, at.ranks, self.op, self.size_bytes
 
     @property
     def timer_of_a_program(self) -> bool:
-        """Whether the time is of a whole program around the collective, not of nccl-tests."""
+        """True if the time is that of a program around the collective, not of nccl-tests."""
         return self.cells.get("method", "").startswith("XLA")
 
     @property
     def skewed(self) -> bool:
-        """Whether the time holds the skew of hosts beside the collective: 20 to 40 us of XLA's
-        program, 10 to 70 us of one process that launches on eight GPUs (superbenchmark)."""
+        """True if the time includes the skew of hosts: 20 to 40 us in XLA's program, 10 to 70 us in
+        one process that launches on eight GPUs (superbenchmark)."""
         return self.timer_of_a_program or "superbenchmark" in self.cells.get("source", "")
 
     @property
@@ -250,15 +253,15 @@ class LinkRow:
 
 
 def read_links(folder: Path) -> tuple[list[LinkRow], list[str]]:
-    """Rows of every table in ``folder``, and a line of text for each that is left out."""
+    """Read the rows of every table in ``folder``, and a message for each left out."""
     return _read(folder, link_of)
 
 
 def link_of(file: str, cells: Row) -> LinkRow:
-    """A row of a table.
+    """Parse a row of a table.
 
     Raises:
-        ValueError: it cannot be predicted, and why.
+        ValueError: it cannot be predicted, with the reason.
     """
     row = _timing(file, cells)
     op = {**NAMES, **UNCLEAR}.get(row.collective.replace("_", ""))
@@ -295,7 +298,7 @@ def _wiring(row: Timing) -> Wiring:
 
 
 def line_rate(network: str, local: int) -> float | None:
-    """Gbit/s of NIC per rank that the name of a host's network states, None where it states none.
+    """Return the NIC Gbit/s per rank that the name of a host's network states, None without one.
 
     Args:
         network: e.g. ``RoCE 8x400G + NVSwitch`` or ``IB 100G x1 per node``.
@@ -304,20 +307,20 @@ def line_rate(network: str, local: int) -> float | None:
     if network in UNSTATED_GBIT_S:
         return UNSTATED_GBIT_S[network] / local
     for pattern, rate, nics in ((r"(\d+)x(\d+)G", 2, 1), (r"(\d+)G x(\d+) per node", 1, 2)):
-        if found := re.search(pattern, network):
-            return float(found[rate]) * float(found[nics]) / local
+        if match := re.search(pattern, network):
+            return float(match[rate]) * float(match[nics]) / local
     return None
 
 
 SLINGSHOT = "gh200"
 SEVERAL_HOSTS = 8
-"""Ranks of a rack of which there is but one table; of fewer, two disagree below some MiB, and one
-ends before 1 GiB."""
+"""Ranks from which a rack has only one table; for fewer ranks, two tables disagree below some MiB,
+and one ends before 1 GiB."""
 TREE_BYTES = 2.0**33
 
 
 def gave_constants(row: LinkRow) -> bool:
-    """Whether a constant of the row's profile comes from this row."""
+    """Return true if a constant of the row's profile comes from this row."""
     at, size = row.wiring, row.size_bytes
     if row.file == VTRAIN_FILE:
         return at.profile == "v100-32gb"
@@ -339,7 +342,7 @@ def gave_constants(row: LinkRow) -> bool:
 
 
 def times_nccl(row: LinkRow) -> bool:
-    """nccl-tests within one domain, by a process a GPU: 2 to 8 ranks, and more of a rack."""
+    """Return true for nccl-tests within one domain, by a process a GPU."""
     if row.file == XLA_FILE and row.wiring.profile == "gb200":
         other_table = row.wiring.ranks < SEVERAL_HOSTS and row.size_bytes < mib(1024)
         return not row.timer_of_a_program and not other_table
@@ -347,13 +350,13 @@ def times_nccl(row: LinkRow) -> bool:
 
 
 def tcpx(row: LinkRow) -> bool:
-    """The 16 MiB and the largest size of either table of GPUDirect-TCPX."""
+    """Return true for 16 MiB and the largest size of either GPUDirect-TCPX table."""
     largest = mib(512) if "Google" in row.cells.get("source", "") else 2**33
     return row.wiring.kind == "tcpx" and row.size_bytes in (mib(16), largest)
 
 
 def slingshot(row: LinkRow) -> bool:
-    """Every second size of all-reduces on two hosts of GH200."""
+    """Return true for every second size of all-reduces on two hosts of GH200."""
     at = row.wiring
-    known = (at.profile, row.op, at.hosts) == (SLINGSHOT, "all_reduce", 2)
-    return known and math.log2(row.size_bytes) % 2 == 0
+    same_setup = (at.profile, row.op, at.hosts) == (SLINGSHOT, "all_reduce", 2)
+    return same_setup and math.log2(row.size_bytes) % 2 == 0

@@ -39,18 +39,18 @@ NEVER = "platforms never fitted"
 LATER = "fitted families, later rounds"
 
 LOGGED: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    (of["round"], of["system"]): of
-    for of in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    (entry["round"], entry["system"]): entry
+    for entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 }
-"""(round, system) -> what its log says beyond the tables; mlperf.yaml has the sources."""
+"""(round, system) -> facts from its log beyond the tables; mlperf.yaml has the sources."""
 
 
 @dataclass(frozen=True)
 class System:
-    """One submission: what ran where, and how long an iteration took.
+    """Submission: model, system, and time of an iteration.
 
     Args:
-        profile: of its accelerators.
+        profile: profile of its accelerators.
     """
 
     round: str
@@ -79,13 +79,13 @@ class System:
 
     @property
     def runtime(self) -> Runtime:
-        """The HugeCTR that ran, which may be older than the round."""
+        """Release of HugeCTR that ran; it may be older than the round."""
         version = tuple(self.logged.get("software", self.version))
         return runtime_of_round(version, preview="preview" in self.system)
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the runtime's constants were fitted on the row."""
+        """True if the runtime's constants were fitted on the row."""
         return self.version <= LAST_FIT_ROUND and self.profile in FIT_PROFILES
 
 
@@ -129,7 +129,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Matrix:
-    """One plan of the public planner: buckets of tables, per GPU or per node."""
+    """Plan of the public planner: buckets of tables, per GPU or per node."""
 
     nodes: int
     gpus_per_node: int
@@ -139,10 +139,10 @@ class Matrix:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], tables: int) -> Matrix:
-        """From an entry of the plans' file.
+        """Parse an entry of the plans' file.
 
         Raises:
-            ValueError: its buckets are not those of its machine, or a table is in none.
+            ValueError: its buckets do not match its machine, or a table is in none.
         """
         threshold = float(entry["dp_threshold_gb"])
         knobs = Knobs(entry["plan"] == "hier_auto", float(entry["mem_comm_bw_ratio"]), threshold)
@@ -151,38 +151,38 @@ class Matrix:
         buckets = tuple(tuple(map(int, bucket)) for bucket in entry["mp_tables_per_bucket"])
         if min(nodes, gpus) < 1 or len(buckets) != (nodes if knobs.hierarchical else nodes * gpus):
             raise ValueError(f"{len(buckets)} buckets for {nodes}x{gpus}")
-        held = {*replicated, *(t for bucket in buckets for t in bucket)}
-        if held != set(range(tables)):
-            raise ValueError(f"the buckets hold tables {sorted(held)}, not 0 to {tables - 1}")
+        bucketed = {*replicated, *(t for bucket in buckets for t in bucket)}
+        if bucketed != set(range(tables)):
+            raise ValueError(f"the buckets hold tables {sorted(bucketed)}, not 0 to {tables - 1}")
         return cls(nodes, gpus, knobs, replicated, buckets)
 
     def plan(self, tables: Sequence[Table]) -> ShardingPlan:
-        """The internal plan: a table in k buckets is split by rows k ways.
+        """Return the plan: a table in k buckets is split by rows k ways.
 
-        A bucket of a GPU holds a row range and sends its partial sums like any other table's
-        outputs, so it is table-wise with several shards. A bucket of a node spreads its range over
-        the node's GPUs, which reduce among themselves first: table-row-wise.
+        A GPU's bucket has a row range and sends its partial sums like any other table's outputs, so
+        it is table-wise with several shards. A node's bucket spreads its range over the node's
+        GPUs, which first reduce among themselves, so it is table-row-wise.
         """
         world = self.nodes * self.gpus_per_node
         kind = ShardingType.TABLE_ROW_WISE if self.knobs.hierarchical else ShardingType.TABLE_WISE
-        found = {}
+        plans = {}
         for index, table in enumerate(tables):
             if index in self.replicated:
-                found[table.name] = data_parallel(table, world)
+                plans[table.name] = data_parallel(table, world)
                 continue
             ranks, rows, dim = self._ranks(index), table.num_embeddings, table.embedding_dim
             edges = [rows * i // len(ranks) for i in range(len(ranks) + 1)]
             ranges = zip(ranks, edges, edges[1:], strict=False)
             shards = tuple(Shard(r, (low, 0), (high - low, dim)) for r, low, high in ranges)
-            found[table.name] = TablePlan(kind, ComputeKernel.FUSED, shards)
-        return ShardingPlan(found, world, self.gpus_per_node)
+            plans[table.name] = TablePlan(kind, ComputeKernel.FUSED, shards)
+        return ShardingPlan(plans, world, self.gpus_per_node)
 
     def _ranks(self, table: int) -> list[int]:
-        held = [i for i, bucket in enumerate(self.buckets) if table in bucket]
+        buckets = [i for i, bucket in enumerate(self.buckets) if table in bucket]
         if not self.knobs.hierarchical:
-            return held
+            return buckets
         local = range(self.gpus_per_node)
-        return [node * self.gpus_per_node + gpu for node in held for gpu in local]
+        return [node * self.gpus_per_node + gpu for node in buckets for gpu in local]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Planner:
 
     Args:
         configs: (round, organisation, nodes, GPUs per node, global batch) -> knobs.
-        rows, multi_hot: of the 26 tables.
+        rows, multi_hot: rows and ids per sample of the 26 tables.
     """
 
     configs: Mapping[tuple[str, str, int, int, int], Knobs]
@@ -201,25 +201,25 @@ class Planner:
 
     @classmethod
     def read(cls, folder: Path) -> tuple[Planner, list[str]]:
-        """From the files in ``folder``, and a line of text for every row that is no config."""
+        """Read the files in ``folder``; also return a message for every row that is no config."""
         table = read(folder, CONFIGS_FILE, _config)
         path = folder / PLANS_FILE
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
-            rows, hot = (tuple(map(int, held[k])) for k in ("table_rows", "multi_hot"))
-            matrices = tuple(Matrix.of(entry, len(rows)) for entry in held["plans"])
+            document = json.loads(path.read_text(encoding="utf-8"))
+            rows, hot = (tuple(map(int, document[k])) for k in ("table_rows", "multi_hot"))
+            matrices = tuple(Matrix.of(entry, len(rows)) for entry in document["plans"])
             if len(rows) != len(hot) or not all(1 <= value <= LARGEST for value in rows + hot):
                 raise ValueError("table_rows and multi_hot are no equal lists of numbers above 0")
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InputError(f"{path}: no plans can be read from it: {error!r}") from error
         configs: dict[tuple[str, str, int, int, int], Knobs] = {}
         for key, knobs in table.rows:
-            # the first config of a shape is the submitter's own before the copies of NVIDIA's
+            # the first config of a shape is the submitter's own; later ones copy NVIDIA's
             configs.setdefault(key, knobs)
         return cls(configs, matrices, rows, hot), table.problems
 
     def knobs(self, system: System) -> Knobs:
-        """The submission's own, or the commonest of the round for machines of its shape."""
+        """Return the submission's knobs, or the round's most common ones for its machine shape."""
         shape = (system.nodes, system.gpus_per_node, system.global_batch)
         own = self.configs.get((system.round, system.org, *shape))
         if own is not None:
@@ -233,22 +233,22 @@ class Planner:
         return Knobs(several, 67.0 if several else 7.0, threshold)
 
     def matrix(self, system: System) -> Matrix | None:
-        """The plan that its log prints, or that of the nearest knobs for machines of its shape."""
-        want, logged = self.knobs(system), system.logged
+        """Return the plan of its log, or that of the nearest knobs for its machine shape."""
+        knobs, logged = self.knobs(system), system.logged
         shape = (system.nodes, system.gpus_per_node)
         if logged:
             buckets = tuple(map(tuple, logged["buckets"]))
-            return Matrix(*shape, want, tuple(logged["replicated"]), buckets)
+            return Matrix(*shape, knobs, tuple(logged["replicated"]), buckets)
 
-        def distance(of: Matrix) -> tuple[bool, float, float]:
+        def distance(matrix: Matrix) -> tuple[bool, float, float]:
             return (
-                of.knobs.hierarchical != want.hierarchical,
-                abs(of.knobs.replicated_gb - want.replicated_gb),
-                abs(of.knobs.bandwidth_ratio - want.bandwidth_ratio),
+                matrix.knobs.hierarchical != knobs.hierarchical,
+                abs(matrix.knobs.replicated_gb - knobs.replicated_gb),
+                abs(matrix.knobs.bandwidth_ratio - knobs.bandwidth_ratio),
             )
 
-        found = [m for m in self.matrices if (m.nodes, m.gpus_per_node) == shape]
-        return min(found, key=distance, default=None)
+        candidates = [m for m in self.matrices if (m.nodes, m.gpus_per_node) == shape]
+        return min(candidates, key=distance, default=None)
 
 
 def _config(row: Row) -> tuple[tuple[str, str, int, int, int], Knobs]:
@@ -262,7 +262,7 @@ def _config(row: Row) -> tuple[tuple[str, str, int, int, int], Knobs]:
 
 
 def builder_of(system: System, planner: Planner) -> HugeCtrBuilder:
-    """What builds the graph of a submission's iteration.
+    """Return the builder of a submission's iteration.
 
     Raises:
         ValueError: no plan is known for its machine.
@@ -280,7 +280,7 @@ def builder_of(system: System, planner: Planner) -> HugeCtrBuilder:
     else:
         tables = criteo_tables(planner.rows, (1,) * len(planner.rows), DIM, "exact_sgd")
         dense = DenseArch(13, BOTTOM, TOP, "dot", "fp16", "sgd")
-        # every table somewhere: the hybrid runtime spreads the rows over the ranks itself
+        # the placement is arbitrary: the hybrid runtime spreads the rows over the ranks itself
         whole = {t.name: table_wise(t, at % system.gpus) for at, t in enumerate(tables)}
         plan = ShardingPlan(whole, system.gpus, system.gpus_per_node)
     return HugeCtrBuilder(
@@ -304,11 +304,11 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
                system.global_batch, planner.matrix(system))  # fmt: skip
         if key not in times:
             try:
-                made = builder_of(system, planner)
+                builder = builder_of(system, planner)
             except ValueError as error:
                 skipped.append(str(error))
                 continue
-            times[key] = time_of(made.build(), made.hardware, made.topology)
+            times[key] = time_of(builder.build(), builder.hardware, builder.topology)
         rows.append(_compared(system, *times[key], part))
     tests = [row for row in rows if row.part == TEST]
     later = [row for row in tests if row.name["profile"] in FIT_PROFILES]
@@ -316,28 +316,28 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
         NEVER: [row for row in tests if row.name["profile"] not in FIT_PROFILES],
         LATER: later,
         **{
-            f"{LATER}, {name}, one row a configuration": by_configuration(found)
-            for name, found in grouped(later, lambda row: row.name["profile"]).items()
+            f"{LATER}, {name}, one row a configuration": by_configuration(part_rows)
+            for name, part_rows in grouped(later, lambda row: row.name["profile"]).items()
         },
     }
-    kept = {name: found for name, found in parts.items() if found}
-    return SUITES["mlperf-dlrm"].report(rows, skipped, parts=kept)
+    filled = {name: part_rows for name, part_rows in parts.items() if part_rows}
+    return SUITES["mlperf-dlrm"].report(rows, skipped, parts=filled)
 
 
 def by_configuration(rows: Iterable[ComparedRow]) -> list[ComparedRow]:
-    """One row for all systems that ran the same: the prediction, and their median time."""
+    """Merge systems of one configuration into a row: the prediction, and their median time."""
     keys = ("profile", "runtime", "benchmark", "accels", "global_batch")
     alike = grouped(rows, lambda row: (*(row.name[key] for key in keys), row.predicted_ms))
     return [
-        replace(found[0], measured_ms=median(row.measured_ms for row in found))
-        for found in alike.values()
+        replace(systems[0], measured_ms=median(row.measured_ms for row in systems))
+        for systems in alike.values()
     ]
 
 
 def parts_of(systems: Sequence[System]) -> list[str]:
-    """``fit`` or ``test`` for each; what was fitted stays so where a later round repeats it."""
-    seen = {(s.org, s.measured_ms) for s in systems if s.is_fitted}
-    return [FIT if s.is_fitted or (s.org, s.measured_ms) in seen else TEST for s in systems]
+    """Return ``fit`` or ``test`` for each; a later round's repeat of a fitted row is ``fit``."""
+    fitted = {(s.org, s.measured_ms) for s in systems if s.is_fitted}
+    return [FIT if s.is_fitted or (s.org, s.measured_ms) in fitted else TEST for s in systems]
 
 
 def _compared(

@@ -1,9 +1,9 @@
 """Memory-bound ops of a TorchRec step beside its lookups: regroup, index select and the like.
 
-Each is predicted as the op of a dense part (`OpTimes`) that does the same: a concatenation of
-columns for a regroup, a decoding pass for quantised values, a copy for all else. Implementations
-share the bytes among their kernels: PyTorch runs one a tensor, FBGEMM's batched index select those
-of its lookups. Bytes are those that the file counts: one read and one write a direction.
+Each is predicted as the equivalent op of a dense part (`OpTimes`): a concatenation of columns for a
+regroup, a decoding pass for quantised values, a copy for all else. Implementations divide the bytes
+among their kernels: PyTorch runs one a tensor, FBGEMM's batched index select those of its lookups.
+The file gives the bytes: one read and one write a direction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPS = {
 }
 """Word in the name of an op -> PyTorch's op of that kind; all others copy."""
 ONE_BY_ONE = "torch"
-"""Implementation that runs a kernel a tensor."""
+"""Implementation that runs one kernel for each tensor."""
 DIRECTIONS = {mode: mode.split("+") for mode in ("fwd", "bwd", "fwd+bwd")}
 CODE_BYTES = {"mx4": 0.5}
 """Format of quantised values -> bytes of one; each group of them has a scale of one byte."""
@@ -45,7 +45,7 @@ def _compared(row: Row) -> ComparedRow:
     hardware = profile_of_row(row)
     kernels = _kernels(row, known(row, "mode", DIRECTIONS), hardware)
     call = _call(row["op"], _bytes(row) / kernels)
-    # by the clock of a loop, in which the host launches kernel after kernel
+    # the clock is that of a loop in which the host launches kernel after kernel
     launching_ms = kernels * us(hardware.overheads.launch_us) if LOOKUP in row["op"] else 0.0
     predicted_ms = max(launching_ms, kernels * OpTimes(hardware, "fp32").cost(call).ms)
     return ComparedRow(
@@ -61,17 +61,16 @@ def _compared(row: Row) -> ComparedRow:
 
 
 def _call(name: str, bytes_moved: float) -> OpCall:
-    """One call that reads half of the bytes and writes the others; columns come from two matrices
-    side by side."""
+    """Return a call that reads half of the bytes and writes half; a `cat` has two inputs."""
     op = next((op for word, op in OPS.items() if word in name), "clone")
     rows = round(bytes_moved / 4)
     parts, width = (2, 1) if op == "cat" else (1, 2)
-    given = [Operand(i, rows * width, 0, (rows, width), (width, 1), 1) for i in range(parts)]
-    return OpCall(op, tuple(given), (Operand(parts, 2 * rows, 0, (rows, 2), (2, 1), 1),))
+    inputs = [Operand(i, rows * width, 0, (rows, width), (width, 1), 1) for i in range(parts)]
+    return OpCall(op, tuple(inputs), (Operand(parts, 2 * rows, 0, (rows, 2), (2, 1), 1),))
 
 
 def _kernels(row: Row, directions: list[str], hardware: HardwareProfile) -> int:
-    """Kernels that share the bytes."""
+    """Return the number of kernels that share the bytes."""
     tensors = re.match(r"T([1-9]\d{0,5})\b", row["shape"])
     if row["impl"] == ONE_BY_ONE and tensors:
         return int(tensors[1]) * len(directions)

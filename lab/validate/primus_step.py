@@ -1,16 +1,16 @@
 """One traced step of a TorchRec model on eight B200, kernel class by kernel class.
 
-`primus_dlrm_step_measured.csv` says in its head what the model is: attention over sequences of
-tokens (OneTrans), TorchRec's embeddings row by row on eight ranks. Each product, layer of attention
-and collective of the trace is a row here, predicted by its own size; and so are the step and what
-each class of its kernels takes, predicted of the whole model (`lab.onetrans`) as it is captured.
+The head of `primus_dlrm_step_measured.csv` describes the model: attention over sequences of tokens
+(OneTrans), and TorchRec's embeddings row by row on eight ranks. Each product, layer of attention
+and collective of the trace is a row, predicted from its own size. The step and the time of each
+class of kernels are predicted from the whole captured model (`lab.onetrans`).
 
-The rank of the trace holds the hot rows: its exchange of embeddings moves 7.81 GB in and out, but
-its own samples have 4,504 ids of 256 bytes, so it sends 6.6 GB and receives 1.2. Sending one way,
-it is a quarter faster than the exchange of equal parts that a prediction takes it for. Row-wise
-blocks keep the ids' order, and low ids are the popular ones.
+The rank of the trace has the hot rows: its exchange of embeddings moves 7.81 GB in and out, but its
+own samples have 4,504 ids of 256 bytes, so it sends 6.6 GB and receives 1.2. One-way traffic is a
+quarter faster than the exchange of equal parts that a prediction assumes. Row-wise blocks keep the
+order of the ids, and low ids are the popular ones.
 
-The same table shows what learning is worth on a GPU: half of the kernels of each class teach a
+The same table shows the value of learning on a GPU: half of the kernels of each class give a
 factor, and the other half is predicted with it.
 """
 
@@ -42,13 +42,13 @@ from predictor.predict import Prediction, predict
 FILE = "primus_dlrm_step_measured.csv"
 RANKS, HEAD_WIDTH = 8, 64
 FEWEST = 4
-"""Kernels that teach a factor, and kernels that it is tried on."""
+"""Least number of kernels to learn a factor from, and to test it on."""
 ROW_BYTES = 256
 IDS = BATCH * (len(TABLES) * (HISTORIES * LENGTH + 1) + 1)
-"""Of a rank's samples."""
+"""Ids of a rank's samples."""
 BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 EXCHANGED = {"Embedding data": ROW_BYTES, "KJT lengths": 8}
-"""What is exchanged by ids -> bytes of an id; the row of the lengths has the size of the ids."""
+"""Exchange by ids -> bytes of an id; the row of the lengths has the size of the ids."""
 PRODUCTS, ATTENTION, COLLECTIVES = "products", "attention", "collectives"
 STEP, CLASSES = "step", "classes of kernels"
 TOPOLOGY = Topology.uniform(RANKS, RANKS, hbm_bytes=180 << 30, ddr_bytes=0)
@@ -61,9 +61,9 @@ GROUPS = {
     "NCCL — exposed": "collectives.intra",
     "Misc (optimizer, sort, etc.)": "elementwise",
 }
-"""Classes of kernels in the table -> the group of the profile that they are priced by."""
+"""Class of kernels in the table -> group of the profile that gives its cost."""
 LAYOUTS = {"TNT": "forward", "NNT": "gradients of inputs", "NTN": "gradients of weights"}
-"""Last part of the name of a product's kernel -> what it computes."""
+"""Last part of a product's kernel name -> its result."""
 SUITE = SUITES["primus-step"]
 
 
@@ -73,9 +73,13 @@ def validate_primus_step(folder: Path) -> Report:
 
 
 def _learned(rows: Sequence[ComparedRow]) -> Iterator[tuple[Cell, ...]]:
-    """Every class of which a half can teach the other: both halves, before and after."""
+    """Yield both halves of every class large enough, before and after learning from the other."""
     classes = grouped(rows, _class_of)
-    classes = {name: of for name, of in classes.items() if name and len(of) >= 2 * FEWEST}
+    classes = {
+        name: rows_of_class
+        for name, rows_of_class in classes.items()
+        if name and len(rows_of_class) >= 2 * FEWEST
+    }
     for name, half in ((name, half) for half in range(2) for name in classes):
         taught, other = (classes[name][i::2] for i in (half, 1 - half))
         part = f"{DENSE}.{name}"
@@ -86,7 +90,7 @@ def _learned(rows: Sequence[ComparedRow]) -> Iterator[tuple[Cell, ...]]:
             parts_ms={part: sum(row.predicted_ms for row in taught)},
         )
         learned, _ = posterior([evidence], load_hardware("b200"), TOPOLOGY)
-        factor = prod(of.factor for of in learned)
+        factor = prod(rows_of_class.factor for rows_of_class in learned)
         measured = sum(row.measured_ms for row in other)
         predicted = sum(row.predicted_ms for row in other)
         before, after = predicted / measured - 1, factor * predicted / measured - 1
@@ -94,7 +98,7 @@ def _learned(rows: Sequence[ComparedRow]) -> Iterator[tuple[Cell, ...]]:
 
 
 def _class_of(row: ComparedRow) -> str | None:
-    """Kernels that are off alike; None for those of no class."""
+    """Return a row's class of kernels with similar errors; None if it has none."""
     if row.part == ATTENTION:
         return row.family
     layout = LAYOUTS.get(str(row.name["name"]).rpartition("_")[2])
@@ -102,16 +106,16 @@ def _class_of(row: ComparedRow) -> str | None:
 
 
 def step_row(row: Row) -> ComparedRow:
-    """A row with its prediction.
+    """Predict a row.
 
     Raises:
-        ValueError: a column cannot be read, or nothing predicts what it is.
+        ValueError: a column cannot be read, or nothing predicts the row.
     """
     hw, kind, name = profile_of_row(row), row["kind"], row["name"]
     interval = None
     if kind == "step":
-        found = _step(hw.name)
-        part, ms, group, interval = STEP, found.iteration_ms, "", found.interval_ms
+        step = _step(hw.name)
+        part, ms, group, interval = STEP, step.iteration_ms, "", step.interval_ms
     elif kind == "kernels of a step" and name in GROUPS:
         part, ms, group = CLASSES, _classes(hw.name)[name], GROUPS[name]
     elif kind == "product":
@@ -138,7 +142,7 @@ def step_row(row: Row) -> ComparedRow:
 
 
 def _collective_ms(hw: HardwareProfile, row: Row) -> float:
-    """``vol_per_call`` is what a rank sends and receives."""
+    """Predict a collective; ``vol_per_call`` is the sum of a rank's sent and received bytes."""
     figure, unit = row["vol_per_call"].split()
     both = float(figure) * BYTES[unit]
     engine = Collectives(hw, TOPOLOGY)
@@ -150,7 +154,7 @@ def _collective_ms(hw: HardwareProfile, row: Row) -> float:
 
 @cache
 def _step(hardware: str) -> Prediction:
-    """The whole model on a profile, all tables row by row."""
+    """Predict the whole model on a profile, with all tables row-wise."""
     workload = one_trans()
     plan = plan_of(workload, TOPOLOGY, tuple(row_wise(t, RANKS) for t in workload.tables))
     return predict(workload, TOPOLOGY, load_hardware(hardware), plan)
@@ -158,30 +162,30 @@ def _step(hardware: str) -> Prediction:
 
 @cache
 def _classes(hardware: str) -> dict[str, float]:
-    """What the kernels of each class take in a step, in ms; exchanges while nothing else runs."""
+    """Return the ms of each class of kernels in a step; of exchanges only exposed time."""
     hw, step, program = load_hardware(hardware), _step(hardware), dense_program(one_trans())
     times = op_time.OpTimes(hw, "fp32")
-    found = dict.fromkeys(GROUPS, 0.0)
+    class_ms = dict.fromkeys(GROUPS, 0.0)
     for events in (program.forward, program.backward):
         for chain in op_time.fused_chains(_calls(events)):
             name, ms = op_time.plain_name(chain[0]), times.cost_of_chain(chain).ms
             if len(chain) > 1:
-                found["Fused ops (Triton)"] += ms
+                class_ms["Fused ops (Triton)"] += ms
             elif name in op_time.PRODUCTS:
-                found["GEMM (cuBLAS)"] += ms
+                class_ms["GEMM (cuBLAS)"] += ms
             elif name in op_time.ATTENTION:
-                found["Attention (FA4)"] += ms
+                class_ms["Attention (FA4)"] += ms
             else:
-                found["Elementwise"] += ms
-    found["Misc (optimizer, sort, etc.)"] = sum(
+                class_ms["Elementwise"] += ms
+    class_ms["Misc (optimizer, sort, etc.)"] = sum(
         times.cost(call).ms for call in _calls(program.optimizer)
     )
     for phase, ms in step.breakdown.items():
         if phase.startswith("embedding_"):
-            found["Embeddings (FBGEMM)"] += ms
+            class_ms["Embeddings (FBGEMM)"] += ms
         elif phase.startswith(("input_dist", "output_dist", "all_reduce")):
-            found["NCCL — exposed"] += ms
-    return found
+            class_ms["NCCL — exposed"] += ms
+    return class_ms
 
 
 def _calls(events: Sequence[Event]) -> list[OpCall]:

@@ -1,4 +1,4 @@
-"""Reads public tables of measurements by their columns, and predicts what their rows are of."""
+"""Reading and prediction of public tables of measurements."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from predictor.predict import iteration_interval
 T = TypeVar("T")
 
 SMALL_BYTES = 2**20
-"""Below it latency bounds a message."""
+"""Message size below which latency dominates."""
 
 
 def read(folder: Path, name: str, parse: Callable[[Row], T]) -> ParsedRows[T]:
-    """Every row of a public table; none where the file is not there.
+    """Read every row of a public table; none where the file is missing.
 
     Args:
-        parse: a ValueError or an error of ours says why it leaves a row out.
+        parse: parses a row; its ValueError or ShardoptError is the reason for leaving it out.
 
     Raises:
         InputError: the file cannot be read, or lacks a column.
@@ -50,22 +50,22 @@ def read(folder: Path, name: str, parse: Callable[[Row], T]) -> ParsedRows[T]:
 def compare_tables(
     folder: Path, tables: Mapping[str, Callable[[Row], ComparedRow]]
 ) -> tuple[list[ComparedRow], list[str]]:
-    """Every row of some tables with its prediction, and ``file:line: why`` of those left out.
+    """Predict every row of some tables; also return ``file:line: why`` for those left out.
 
     Args:
-        tables: file -> what predicts a row of it.
+        tables: file -> function that predicts one of its rows.
 
     Raises:
         InputError: a file cannot be read.
     """
-    found = [read(folder, name, build) for name, build in tables.items()]
-    rows = [row for table in found for row in table.rows]
-    return rows, merged_lines([text for table in found for text in table.problems])
+    parsed = [read(folder, name, build) for name, build in tables.items()]
+    rows = [row for table in parsed for row in table.rows]
+    return rows, merged_lines([text for table in parsed for text in table.problems])
 
 
 def merged_lines(problems: Sequence[str]) -> list[str]:
-    """Problems ``file:line: why``, those of lines that follow one another for the same reason as
-    one, ``file:first-last: why``."""
+    """Merge problems ``file:line: why`` of consecutive lines with one reason into
+    ``file:first-last: why``."""
     merged: list[tuple[str, int, int, str]] = []
     for text in problems:
         name, line, why = text.split(":", 2)
@@ -81,10 +81,10 @@ def merged_lines(problems: Sequence[str]) -> list[str]:
 
 
 def known(row: Row, column: str, values: Mapping[str, T]) -> T:
-    """What a word in a column stands for; a question mark after it says that it was inferred.
+    """Look up the value of a column's word; a question mark after it marks an inferred word.
 
     Raises:
-        ValueError: it is none of the known words.
+        ValueError: the word is not among the known ones.
     """
     text = row[column].strip().rstrip("?")
     if text not in values:
@@ -95,10 +95,10 @@ def known(row: Row, column: str, values: Mapping[str, T]) -> T:
 
 
 def profile_of_row(row: Row, column: str = "gpu") -> HardwareProfile:
-    """Profile of the device that a column names.
+    """Return the profile of the device that a column names.
 
     Raises:
-        ValueError: none describes it.
+        ValueError: no profile describes it.
     """
     name = profile_of_device(row[column])
     if name is None:
@@ -107,28 +107,28 @@ def profile_of_row(row: Row, column: str = "gpu") -> HardwareProfile:
 
 
 def no_profile(name: str, column: str) -> str:
-    """Why rows of a device are left out: the nearest profile by name, and how to write one."""
+    """Explain why rows of a device are left out, with the nearest profile by name."""
     shipped = {profile: profile for _, profile in PROFILES}
     shipped |= {words[0].lower(): profile for words, profile in reversed(PROFILES)}
     words = name.lower().replace("-", " ").split()
     near = [shipped[hit] for word in words for hit in get_close_matches(word, shipped, 1, 0.65)]
-    given = (
+    problem = (
         f"{column} is '{name}', which no profile describes" if name else f"{column} is not given"
     )
     return (
-        f"{given}; the nearest is {near[0] if near else DEFAULT_HARDWARE}: name it as `base:` of a "
-        "file with the groups that differ (CONTRIBUTING.md)"
+        f"{problem}; the nearest is {near[0] if near else DEFAULT_HARDWARE}: name it as `base:` of "
+        "a file with the groups that differ (CONTRIBUTING.md)"
     )
 
 
 def ranks_of(
     hardware: HardwareProfile, ranks: int, local: int | None = None, domain: int = 0
 ) -> Topology:
-    """Ranks with the memory of a profile.
+    """Return ranks with the memory of a profile.
 
     Args:
-        local: ranks of a host; as many as its hosts have unless given.
-        domain: ranks joined by NVLink, where they are not those of a host.
+        local: ranks of a host; the profile's GPUs of a host unless given.
+        domain: ranks joined by NVLink, where they differ from those of a host.
     """
     return Topology.uniform(
         ranks,
@@ -140,7 +140,7 @@ def ranks_of(
 
 
 def joined_ranks(hardware: HardwareProfile, hosts: int, local: int) -> int:
-    """Ranks of an NVLink domain: part of a host, or whole hosts of a rack in equal domains."""
+    """Return the ranks of an NVLink domain: part of a host, or whole hosts of a rack."""
     most = hardware.nvlink_domain
     if local >= most:
         return max(n for n in range(1, most + 1) if local % n == 0)
@@ -151,10 +151,10 @@ def joined_ranks(hardware: HardwareProfile, hosts: int, local: int) -> int:
 def time_of(
     graph: Graph, hardware: HardwareProfile, topology: Topology, software_error: float = 0.0
 ) -> tuple[float, tuple[float, float]]:
-    """Time of an iteration in ms and its 90 % interval.
+    """Return the time of an iteration in ms and its 90 % interval.
 
     Args:
-        software_error: 1-sigma, relative, of a release that did other things.
+        software_error: 1-sigma relative error from releases that differ.
     """
     timeline = simulate(graph, keep_steps=True)
     time = float(timeline.iteration_ms[0])
@@ -168,12 +168,12 @@ def kernel_interval(
     predicted_ms: float,
     size_bytes: float = math.inf,
 ) -> tuple[float, float]:
-    """90 % interval ``(low, high)`` in ms of the time of one kernel or collective.
+    """Return the 90 % interval ``(low, high)`` in ms of the time of one kernel or collective.
 
     Args:
-        groups: of the profile that its cost comes from, such as ``collectives.inter``.
+        groups: groups of the profile behind its cost, such as ``collectives.inter``.
         predicted_ms: > 0.
-        size_bytes: of a message; links may be less sure of small ones.
+        size_bytes: size of a message; links may have larger errors for small ones.
     """
     names = tuple(groups)
     size = error_size(hardware, names)

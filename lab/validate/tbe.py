@@ -1,12 +1,11 @@
-"""Embedding lookups of FBGEMM on GPUs: a pass of one launch, with the shipped profile of its GPU.
+"""Embedding lookups of FBGEMM on GPUs: passes of one launch, with the shipped profile of the GPU.
 
 Two public files. ``fbgemm_tbe_h100_measured.csv`` times forward and backward of launches without
 pooling, with rows in device memory, in host memory (``uvm``) and in host memory behind a cache
-(``uvm_caching``). ``tbe_measured_prs.csv`` holds times out of pull requests. Most of them do not
-say their GPU: of those only the shape counts, which is what remains after one factor for all rows
-of a sweep.
+(``uvm_caching``). ``tbe_measured_prs.csv`` has times from pull requests. Most of them do not name
+their GPU; only their shape counts, after one factor for all rows of a sweep.
 
-A pass that is timed alone waits for the host that issues it.
+A pass timed alone waits for the host that issues it.
 
 Why: docs/decisions/0007-lookups-on-gpus.md.
 """
@@ -57,12 +56,11 @@ OPTIMIZERS = {
 ELEMENT_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
 POOLINGS = {pooling: pooling for pooling in ("none", "sum", "mean")}
 FLOORED = 0.5
-"""Zipf's ``q`` of ids that are drawn from a continuous power law and rounded down: the integral of
+"""Zipf's ``q`` of ids drawn from a continuous power law and rounded down: the integral of
 ``x^-alpha`` from k to k + 1 is about ``(k + 1/2)^-alpha``."""
 HITS = 0.6
-"""Share of a batch's distinct rows that a cache as large as the working set holds. The files do not
-record it; it is what the forward of one row implies (`Suite.gave`), with the link's measured
-rate."""
+"""Share of a batch's distinct rows in a cache as large as the working set. The files do not record
+it; the forward of one row implies it (`Suite.gave`), with the link's measured rate."""
 SUITE = SUITES["tbe"]
 PASSES = ("forward", "backward", "eval")
 KINDS = {
@@ -71,20 +69,20 @@ KINDS = {
     "bwd": ("backward",),
     "prefetch": ("prefetch",),
 }
-"""How a pull request calls what it timed -> the passes in it."""
+"""Name of a timed kernel in pull requests -> its passes."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One pass of one launch.
+    """Timed passes of one launch.
 
     Args:
-        name: what names it, by the file's columns.
+        name: identifying columns of the file.
         tables: one shard each.
-        phases: of `launch_ms`, one after the other.
-        cache_ratio: rows that the cache holds over those of the working set; None: as the load
-            factor of the tables says.
-        part: of the report.
+        phases: phases of `launch_ms`, in sequence.
+        cache_ratio: rows of the cache over those of the working set; None: by the load factor of
+            the tables.
+        part: part of the report.
         sweep: rows with the same text share one factor; empty for rows of a stated GPU.
     """
 
@@ -100,14 +98,14 @@ class Launch:
 
     @property
     def predicted_ms(self) -> float:
-        """With the shipped constants.
+        """Predicted time with the shipped constants.
 
-        The clock starts on an idle device. So the first kernel waits for the host, and the longest
-        one, which comes last, starts when the host has issued all, or when the device is through
-        with the others.
+        The clock starts on an idle device, so the first kernel waits for the host. The last and
+        longest kernel starts when the host has issued all kernels and the device has run the
+        others.
         """
         constants, host = self.hardware.embedding, self.hardware.overheads
-        # no TorchRec runs: an op costs what one of a dense layer does
+        # without TorchRec, an op costs as much as one of a dense layer
         op_us = host.op_us if host.layer_op_us is None else host.layer_op_us
         if not isinstance(constants, CudaEmbedding):
             raise TypeError(f"{self.hardware.name} is no GPU")
@@ -133,13 +131,13 @@ class Launch:
         return model.prefetch_floor_ms() + sum(map(model.prefetch_ms, self.tables, fetched))
 
     def _last_ms(self, model: CudaLookups, phase: str) -> float:
-        """Bytes of a pass's last kernel: all of a forward, and all but the sort of a backward."""
+        """Return the ms of a pass's last kernel: a whole forward, or a backward without sort."""
         if phase == "backward":
             return sum(model.backward_ms(table) - model.sort_ms(table) for table in self.tables)
         return self._pass_ms(model, phase) - model.forward_floor_ms()
 
     def compared(self, factor: float = 1.0) -> ComparedRow:
-        """Measured and, times a factor, predicted."""
+        """Return the row with its prediction times a factor."""
         predicted = factor * self.predicted_ms
         return ComparedRow(
             {**self.name, "profile": self.hardware.name},
@@ -163,7 +161,7 @@ def validate_tbe(folder: Path) -> Report:
         if len(members) == 1:
             skipped.append(f"{PR_FILE}: {sweep}: one row alone has no shape")
             continue
-        # up to the one factor that makes their mean right
+        # one factor removes the mean log error of the sweep
         ratios = [launch.time_ms / launch.predicted_ms for launch in members]
         factor = math.exp(sum(map(math.log, ratios)) / len(ratios))
         rows += [launch.compared(factor) for launch in members]
@@ -224,7 +222,7 @@ def _measured(row: Row) -> list[Launch]:
 
 
 def _bins(row: Row, rows: int, ids: float, tables: float) -> Bins:
-    """By the distinct ids where they are recorded and no power law gives them, else by it."""
+    """Return the bins of the power law, or of the recorded distinct ids where they disagree."""
     uniform = row["alpha"].strip() in ("", "0", "0.0", "uniform")
     bins = (Uniform() if uniform else Zipf(number(row, "alpha"), FLOORED)).bins(rows)
     if not row["ids_distinct"].strip():
@@ -247,7 +245,7 @@ def _of_pr(row: Row) -> Launch:
     hardware = profile_of_row(row) if stated else load_hardware(DEFAULT_HARDWARE)
     count = int(number(row, "T"))
     sizes = zip(*(_each(row, column, count) for column in "BEDL"), strict=True)
-    shards = tuple(_pr_shard(row, *of) for of in sizes)
+    shards = tuple(_pr_shard(row, *shard_sizes) for shard_sizes in sizes)
     columns = ("commit_or_pr", "gpu", "B", "E", "T", "D", "L", "location", "kernel")
     ratios = "ratios" in row["usable_for"]
     absolute = stated and not ratios
@@ -265,7 +263,7 @@ def _of_pr(row: Row) -> Launch:
 
 
 def _each(row: Row, column: str, count: int) -> list[float]:
-    """The values of a column for every table; one value holds for all."""
+    """Return a column's values for every table; a single value holds for all."""
     parts = [number({column: text}, column) for text in row[column].split(";")]
     if len(parts) not in (1, count):
         raise ValueError(f"{column} is '{row[column]}'; T is {count}")

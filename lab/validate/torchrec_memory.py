@@ -1,4 +1,4 @@
-"""Peak memory of TorchRec's pipeline benchmark: its ops one by one, and the fullest rank."""
+"""Peak memory of the fullest rank of TorchRec's pipeline benchmark, from its ops."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Table, Workload
 
 MAX_SEQUENCE = 20
-"""Ids to which `TestMixedEmbeddingSparseArch` pads a sequence."""
+"""Length to which `TestMixedEmbeddingSparseArch` pads a sequence, in ids."""
 
 
 class StepMemory(NamedTuple):
-    """Predicted peaks of the fullest rank, and what its GPU has less what lies outside PyTorch's
-    allocator; bytes."""
+    """Predicted peaks of the fullest rank, and its GPU's memory less the CUDA context; bytes."""
 
     allocated: float
     reserved: float
@@ -34,7 +33,7 @@ class StepMemory(NamedTuple):
 
 
 def memory_of(workload: Workload, profile: str, ranks: int, plan: ShardingPlan) -> StepMemory:
-    """What the fullest rank of a run is predicted to need."""
+    """Predict the memory of the fullest rank of a run."""
     hardware = load_hardware(profile)
     program = _Benchmark(workload).write()
     topology = ranks_of(hardware, ranks, ranks)
@@ -50,13 +49,13 @@ Backward = Callable[[Operand], Operand]
 
 
 class _Benchmark(OpWriter):
-    """Writes what one rank of the benchmark runs, at the workload's batch size."""
+    """Writer of the ops of one rank of the benchmark, at the workload's batch size."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__("fp32")
         self.workload = workload
         self.batch = workload.batch_size
-        self.given = {m: self._outputs(m) for m in workload.modules}
+        self.module_outputs = {m: self._outputs(m) for m in workload.modules}
 
     def write(self) -> DenseProgram:
         features = self.tensor((self.batch, self.workload.dlrm.in_features))
@@ -75,10 +74,10 @@ class _Benchmark(OpWriter):
         sparse_back(self.columns(grad, dense.shape[-1], joined.shape[-1] - dense.shape[-1]))
         backward, self.events = self.events, []
         self.each("_foreach_add_", self.parameters, self.gradients)
-        kept = [*self.parameters, features]
-        parts = free_after_last_use((forward, backward, self.events), kept)
+        lasting = [*self.parameters, features]
+        parts = free_after_last_use((forward, backward, self.events), lasting)
         first, second, step = parts
-        # the model that was not sharded stays beside the one that was (`runner` of the benchmark)
+        # the unsharded model stays in memory beside the sharded one (`runner` of the benchmark)
         whole = [self.like(parameter) for parameter in self.parameters]
         return DenseProgram(self.batch, first, second, step, (*self.parameters, *whole))
 
@@ -90,7 +89,7 @@ class _Benchmark(OpWriter):
         if tables[0].is_pooled:
             return (self.tensor((self.batch, sum(t.embedding_dim for t in tables))),)
         ids = [round(self.batch * t.lookups_per_sample) for t in tables]
-        # one tensor for all features, of which each takes its part
+        # one tensor for all features; each uses a part of it
         return (self.tensor((sum(ids), tables[0].embedding_dim)),)
 
     def _wide(self, *parts: Operand) -> Operand:
@@ -119,10 +118,10 @@ class _Benchmark(OpWriter):
         y = self.op("addmm", [x, weight], self.tensor((self.batch, out)))
 
         def backward(grad: Operand) -> Operand:
-            found = self.op("mm", [grad, weight], self.like(x))
+            of_input = self.op("mm", [grad, weight], self.like(x))
             of_weight = self.op("mm", [grad, x], self.like(weight))
             take(of_weight)
-            return found
+            return of_input
 
         return y, backward
 
@@ -135,16 +134,16 @@ class _Benchmark(OpWriter):
             of_gate = self.op("mul", [grad, x], self.like(x))
             of_x = self.op("mul", [grad, gate], self.like(x))
             of_normal = self.op("sigmoid_backward", [of_gate, gate], self.like(x))
-            found = self.op("native_layer_norm_backward", [of_normal, x], self.like(x))
-            return self.op("add", [of_x, found], self.like(x))
+            of_norm = self.op("native_layer_norm_backward", [of_normal, x], self.like(x))
+            return self.op("add", [of_x, of_norm], self.like(x))
 
         return y, backward
 
     def _regrouped(self) -> tuple[list[Operand], list[Operand], Callable[[Operand], None]]:
-        """The modules' outputs side by side, then one tensor a group."""
+        """Write the modules' outputs side by side, then one tensor for each group."""
         modules = self.workload.modules
-        self.events += [Lookup(m, self.given[m]) for m in modules]
-        values = [self.given[m][0] for m in modules]
+        self.events += [Lookup(m, self.module_outputs[m]) for m in modules]
+        values = [self.module_outputs[m][0] for m in modules]
         widths = [v.shape[-1] for v in values]
         whole = self.op("cat", values, self._wide(*values))
         groups = [self.like(v) for v in values]
@@ -160,16 +159,16 @@ class _Benchmark(OpWriter):
         return groups, [whole], backward
 
     def _mixed(self) -> tuple[list[Operand], list[Operand], Callable[[Operand], None]]:
-        """Pooled outputs beside padded sequences."""
+        """Write pooled outputs beside padded sequences."""
         pooled = [m for m in self.workload.modules if self._tables(m)[0].is_pooled]
-        others = [m for m in self.workload.modules if m not in pooled]
+        sequences = [m for m in self.workload.modules if m not in pooled]
         parts, backs = [], []
         for module in pooled:
-            self.events.append(Lookup(module, self.given[module]))
-            parts.append(self.view("values", self.given[module][0]))
-        for module in others:
-            self.events.append(Lookup(module, self.given[module]))
-            values, tables = self.given[module][0], self._tables(module)
+            self.events.append(Lookup(module, self.module_outputs[module]))
+            parts.append(self.view("values", self.module_outputs[module][0]))
+        for module in sequences:
+            self.events.append(Lookup(module, self.module_outputs[module]))
+            values, tables = self.module_outputs[module][0], self._tables(module)
             shape = (self.batch, MAX_SEQUENCE * tables[0].embedding_dim)
             padded = [self.op("to_dense", [values], self.tensor(shape)) for _ in tables]
             parts.append(self.op("cat", padded, self._wide(*padded)))
@@ -178,20 +177,20 @@ class _Benchmark(OpWriter):
         self.events.append(OpCall("frame", tuple(p for _, v, ps in backs for p in (v, *ps)), ()))
 
         def backward(grad: Operand) -> None:
-            first = sum(self.given[m][0].shape[-1] for m in pooled)
+            first = sum(self.module_outputs[m][0].shape[-1] for m in pooled)
             for module, values, padded in backs:
-                found = []
+                jagged = []
                 for part in padded:
-                    of = self.columns(grad, first, part.shape[-1])
+                    gradient = self.columns(grad, first, part.shape[-1])
                     share = self.tensor((values.shape[0] // len(padded), values.shape[1]))
-                    copied = self.op("clone", [of], self.like(part))
-                    found.append(self.op("to_jagged", [copied], share))
+                    copied = self.op("clone", [gradient], self.like(part))
+                    jagged.append(self.op("to_jagged", [copied], share))
                     first += part.shape[-1]
-                joined = self.op("cat", found, self.like(values))
+                joined = self.op("cat", jagged, self.like(values))
                 self.events.append(LookupBackward(module, (joined,)))
             first = 0
             for module in pooled:
-                width = self.given[module][0].shape[-1]
+                width = self.module_outputs[module][0].shape[-1]
                 part = self.columns(grad, first, width)
                 self.events.append(LookupBackward(module, (part,)))
                 first += width

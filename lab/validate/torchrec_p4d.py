@@ -1,9 +1,9 @@
 """TorchRec's own published throughput on p4d hosts (A100-40GB): whole iterations under TorchRec.
 
-The rows say which interaction, optimizer and batch; the plan is what TorchRec's default planner
-makes (`search.baselines.torchrec_planner`). Rows of mlcommons/training are DLRM with one id a
-feature. Rows of facebookresearch/dlrm use tables capped at 40 million rows; those with Adagrad are
-taken to have trained on the multi-hot data set of DLRM-DCNv2, which that README names beside them.
+The rows give interaction, optimizer and batch; the plan is that of TorchRec's default planner
+(`search.baselines.torchrec_planner`). Rows of mlcommons/training are DLRM with one id a feature.
+Rows of facebookresearch/dlrm use tables capped at 40 million rows; those with Adagrad are assumed
+to use the multi-hot data set of DLRM-DCNv2, which that README names beside them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from predictor.predict import predict
 FILE = "torchrec_dlrm_p4d_measured.csv"
 HARDWARE = "a100-40gb"
 HOST_GIB = 1152
-"""Of a p4d.24xlarge (facebookresearch/dlrm, torchrec_dlrm/README.MD)."""
+"""Host memory of a p4d.24xlarge (facebookresearch/dlrm, torchrec_dlrm/README.MD)."""
 GPUS_PER_HOST = 8
 DIM = 128
 PUBLISHED = "published throughput"
 GAVE = "gave the cost of the host"
-"""Rows of so few samples that the host sets their time: the profile's overheads saw them."""
+"""Part of host-bound rows of few samples, which the profile's overheads were fitted to."""
 HOST_BOUND_BATCH = 256
 
 
@@ -58,7 +58,7 @@ def _compared(row: Row) -> ComparedRow:
 
 
 def workload_of(source: str, settings: str, local_batch: int) -> Workload:
-    """The model of a row and its batch.
+    """Return the model of a row with its batch.
 
     Args:
         settings: such as ``dot, SGD`` or ``DCNv2, Adagrad``.

@@ -1,4 +1,4 @@
-"""Steps of TorchRec's pipeline benchmark: what a row trained, under whose plan, and in what time.
+"""Steps of TorchRec's pipeline benchmark: model, plan and time of each row.
 
 The model is that of TorchRec's `benchmark_train_pipeline.py`: `TestSparseNN` (a dense MLP without
 activations, pooled embeddings, `TestOverArchLarge`) or `TestMixedEmbeddingSparseArch` (sequences
@@ -35,16 +35,16 @@ STATS_FILE = "torchrec_planner_stats.csv"
 CONFIGURATION = tuple(
     c for c in COLUMNS[FILE] if c not in ("commit", "run", "ms_per_batch", "steady_ms_per_batch")
 )
-"""Columns that say what was run; rows alike in all of them are repeats."""
+"""Columns that identify a configuration; rows equal in all of them are repeats."""
 STEADY, COLD = "steady steps", "one cold loop"
 UNLIKE = "with work that is not modelled"
 UNKNOWN = ("shampoo", "sync_fwd", "mpzch", "kvzch", "ssd", "stash", "ems", "vbe")
-"""Words for what the predictor does not know."""
+"""Words for features that the predictor does not model."""
 
 FLOAT_FEATURES, DENSE_OUT, OVER_OUT, OVER_LAYERS = 10, 8, 16, 5
 """TorchRec's defaults (`DENSE_LAYER_OUT_SIZE`, `OVER_ARCH_OUT_SIZE` of test_model.py)."""
 ROWS_STEP = 1000
-"""Table i has at least so many rows times i + 1 (`EmbeddingTablesConfig`)."""
+"""Table i has at least this many rows times i + 1 (`EmbeddingTablesConfig`)."""
 PIPELINES = {
     "base": "base",
     "sparse": "sparse_dist",
@@ -55,7 +55,7 @@ PIPELINES = {
     "eval": "sparse_dist",
 }
 MODES = {"": True, "train": True, "training": True, "eval": False, "evaluation": False}
-"""Whether a backward runs."""
+"""Mode -> true if a backward runs."""
 OPTIMIZERS = {
     "EXACT_SGD": Optimizer.EXACT_SGD,
     "SGD": Optimizer.EXACT_SGD,
@@ -77,15 +77,15 @@ _KERNEL = re.compile(r"(\w+)\s+(fused_uvm_caching|fused_uvm|fused)\b")
 
 @dataclass(frozen=True)
 class Run:
-    """One row.
+    """Run of one row.
 
     Args:
-        steady: the time is of a steady loop, not of one that was cold.
-        batches: of that loop.
-        key: alike for runs that no column tells apart.
-        profile: that predicts its GPU.
-        unlike: what of the run the predictor does not know; empty if nothing.
-        allocated_bytes, reserved_bytes: the peak of the fullest rank, if the row has it.
+        steady: the time is that of a steady loop, not of a cold one.
+        batches: batches of that loop.
+        key: equal for runs of one configuration.
+        profile: profile of its GPU.
+        unlike: features of the run that the predictor does not model; empty if none.
+        allocated_bytes, reserved_bytes: peaks of the fullest rank, if the row has them.
     """
 
     commit: str
@@ -110,10 +110,10 @@ class Run:
 
 
 def parse_run(row: Row) -> Run:
-    """The run of a row.
+    """Parse the run of a row.
 
     Raises:
-        ValueError: says which cell cannot be used, and why.
+        ValueError: a cell cannot be used.
     """
     steady_text = row["steady_ms_per_batch"].strip()
     steady = bool(steady_text) or _whole(row, "num_benchmarks", 1) > 1
@@ -140,12 +140,12 @@ def parse_run(row: Row) -> Run:
 
 
 def _peak(row: Row, column: str) -> float | None:
-    """The harness prints MiB, which the table gives over a thousand as GB."""
+    """Return a peak in bytes; the table's GB are the harness's MiB over a thousand."""
     return number(row, column) * 1000 * MIB if row.get(column, "").strip() else None
 
 
 def _whole(row: Row, column: str, default: int) -> int:
-    """A whole number of at least 0; the default where the cell is empty."""
+    """Return a whole number of at least 0; the default where the cell is empty."""
     text = row[column].strip()
     if not text:
         return default
@@ -176,12 +176,12 @@ def _workload(row: Row) -> Workload:
         width = sum(table.embedding_dim for table in tables)
         dense = replace(dense, activation="swish_layer_norm", copies=(2.0 * width, 0.0))
     name = row["yaml"] if "yaml" in row else row["run"]
-    found = Workload(name, count(row, "batch_per_rank"), tables, dense, pipeline)
-    return replace(found, training=training)
+    workload = Workload(name, count(row, "batch_per_rank"), tables, dense, pipeline)
+    return replace(workload, training=training)
 
 
 def _mixed(dense: DenseArch, tables: tuple[Table, ...]) -> DenseArch:
-    """One linear layer over pooled outputs and padded sequences.
+    """Return a dense part of one linear layer over pooled outputs and padded sequences.
 
     Sequences are padded, put side by side, then beside the pooled outputs, then beside the dense
     part's; of these the predictor has one concatenation and one pass over the sequences.
@@ -205,12 +205,12 @@ def _mixed(dense: DenseArch, tables: tuple[Table, ...]) -> DenseArch:
 def _tables(row: Row) -> Iterator[Table]:
     pooling = number(row, "pooling")
     optimizer = _optimizer(row["sparse_optimizer"])
-    asked = _asked(row)
-    found = _LOAD_FACTOR.search(row["extra"])
-    load_factor = number({"extra": found[1]}, "extra") if found else None
+    required = _asked(row)
+    match = _LOAD_FACTOR.search(row["extra"])
+    load_factor = number({"extra": match[1]}, "extra") if match else None
 
     def table(name: str, size: int, dim: int, module: str, data_type: str = "fp32") -> Table:
-        kind, kernel = asked.get(name, asked[""])
+        kind, kernel = required.get(name, required[""])
         cached = kernel is ComputeKernel.FUSED_UVM_CACHING
         return Table(
             name,
@@ -238,13 +238,13 @@ def _tables(row: Row) -> Iterator[Table]:
         for i in range(_whole(row, column, 0) if column else 0):
             size = max(least, ROWS_STEP * (i + 1))
             yield table(f"{prefix}_{i}", size, count(row, "dim"), module)
-        for name, size, dim, data_type, of in extra:
-            if of == module:
+        for name, size, dim, data_type, table_module in extra:
+            if table_module == module:
                 yield table(name, size, dim, module, data_type)
 
 
 def _extra_tables(row: Row) -> Iterator[tuple[str, int, int, str, str]]:
-    """Name, rows, dimension, data type and module of each further table."""
+    """Yield name, rows, dimension, data type and module of each further table."""
     for text in row["extra_tables"].split():
         name, *rest = text.split(":")
         shape = rest[0].split("x") if rest else []
@@ -258,25 +258,27 @@ def _extra_tables(row: Row) -> Iterator[tuple[str, int, int, str, str]]:
 
 
 def _asked(row: Row) -> dict[str, tuple[ShardingType | None, ComputeKernel | None]]:
-    """Table -> type and kernel that the row asks of it, None where it leaves it open; under ``""``
-    what holds for all others."""
+    """Return table -> required type and kernel, None where the row leaves them open.
+
+    The key ``""`` holds for all other tables.
+    """
 
     def kind_of(text: str) -> ShardingType | None:
         return known({"sharding type": text}, "sharding type", SHARDING_TYPES)
 
-    found = {"": (kind_of(row["default_sharding"]), KERNELS[""])}
+    required = {"": (kind_of(row["default_sharding"]), KERNELS[""])}
     for text in row["constraints"].split():
         name, _, rest = text.partition(":")
         kind, _, kernel = rest.partition("/")
-        found[name] = kind_of(kind), known({"kernel": kernel}, "kernel", KERNELS)
+        required[name] = kind_of(kind), known({"kernel": kernel}, "kernel", KERNELS)
     for name, kernel in _KERNEL.findall(row["extra"]):
-        if name in found:
-            found[name] = found[name][0], KERNELS[kernel]
-    return found
+        if name in required:
+            required[name] = required[name][0], KERNELS[kernel]
+    return required
 
 
 def _optimizer(text: str) -> Optimizer:
-    """What tables are trained with.
+    """Return the optimizer of the tables.
 
     A default never reached them: `generate_sharded_model_and_optimizer` (torchrec 1.4.0 and 1.5.0,
     distributed/test_utils/model_config.py) takes ``fused_params`` and shards with
@@ -294,12 +296,12 @@ TYPES = {kind.short: kind for kind in ShardingType}
 
 @dataclass(frozen=True)
 class Group:
-    """Equal tables of one printed plan.
+    """Group of equal tables in a printed plan.
 
     Args:
         name: the module's path and the tables' name, ``*`` for a number.
         width: columns of a shard.
-        placed: ranks of one table's shards -> number of tables placed so.
+        placed: pairs of the ranks of a table's shards and the number of such tables.
     """
 
     commit: str
@@ -314,8 +316,10 @@ class Group:
     placed: tuple[tuple[tuple[int, ...], int], ...]
 
     def holds(self, table: Table) -> bool:
-        """Whether a table may be one of these, by module, name and size: its name is ``prefix_*``,
-        or one that ends so, as statistics of equal tables merge."""
+        """Return true if a table may belong to the group, by module, name and size.
+
+        Its name is ``prefix_*``, or ends so, because statistics of equal tables merge.
+        """
         module, _, name = self.name.rpartition(".")
         alike = (table.num_embeddings, table.embedding_dim) == (self.rows, self.dim)
         if not (alike and module.split(".")[-1] == table.module):
@@ -325,14 +329,17 @@ class Group:
         return table.name.rstrip("0123456789").endswith(name[:-1])
 
     def places(self) -> list[tuple[int, ...]]:
-        """Where its tables lie, dealt in turn: the tables are alike, and a run may have fewer."""
-        left = [[where] * number_of for where, number_of in self.placed]
+        """Return the ranks of its tables, dealt in turn because a run may have fewer tables."""
+        remaining = [[where] * number_of for where, number_of in self.placed]
         return [
-            where.pop() for _ in range(max(map(len, left), default=0)) for where in left if where
+            where.pop()
+            for _ in range(max(map(len, remaining), default=0))
+            for where in remaining
+            if where
         ]
 
     def table_plan(self, table: Table, where: tuple[int, ...]) -> TablePlan:
-        """One of its tables on some ranks."""
+        """Return the plan of one of its tables on some ranks."""
         rows, dim, kind = table.num_embeddings, table.embedding_dim, self.sharding_type
         shards = []
         block = -(-rows // len(where))
@@ -349,10 +356,10 @@ class Group:
 
 
 def parse_group(row: Row) -> Group | None:
-    """The group of a row; None for the totals of a rank.
+    """Parse the group of a row; None for the totals of a rank.
 
     Raises:
-        ValueError: says which cell cannot be used, and why.
+        ValueError: a cell cannot be used.
     """
     if not row["sharding"].strip():
         return None
@@ -376,7 +383,7 @@ def parse_group(row: Row) -> Group | None:
 
 
 def _placed(text: str) -> Iterator[tuple[tuple[int, ...], int]]:
-    """``0:45 1:45``: 45 tables on either; ``0,0,1,1:1``: shards of one; ``0-1:10``: on each."""
+    """Parse placements: ``0:45 1:45`` (45 tables each), ``0,0,1,1:1`` (shards), ``0-1:10``."""
     for part in text.split():
         ranks, _, tables = part.partition(":")
         first, _, last = ranks.partition("-")
@@ -390,14 +397,14 @@ def _placed(text: str) -> Iterator[tuple[tuple[int, ...], int]]:
 def plan_of(
     workload: Workload, ranks: int, commit: str, groups: Sequence[Group], hardware: HardwareProfile
 ) -> tuple[str, ShardingPlan]:
-    """The plan of a run, and the commit that printed it or `RULE`.
+    """Return the plan of a run, and the commit that printed it or `RULE`.
 
     Args:
-        commit: whose plan is looked at first; the others follow, the latest first.
-        groups: of all printed plans.
+        commit: commit whose plan is tried first, before the others, the latest first.
+        groups: groups of all printed plans.
 
     Raises:
-        ShardoptError: none was printed, and none fits by the rule.
+        ShardoptError: no plan was printed, and none fits by the rule.
     """
     latest = sorted(groups, key=lambda g: g.date, reverse=True)
     printed = grouped(latest, lambda g: g.commit)
@@ -412,9 +419,9 @@ def plan_of(
 def _from_groups(
     workload: Workload, ranks: int, groups: Sequence[Group]
 ) -> dict[str, TablePlan] | None:
-    """Every table's sharding, None where the groups do not hold them all as the run asks."""
+    """Return every table's sharding, None where the groups do not match the run."""
     places = {group: group.places() for group in groups}
-    found = {}
+    plans = {}
     for key, table in zip(workload.keys, workload.tables, strict=True):
         group = next((g for g in groups if g.ranks == ranks and g.holds(table) and places[g]), None)
         if group is None:
@@ -424,8 +431,8 @@ def _from_groups(
             return None
         if not (kernels is None or group.kernel in kernels):
             return None
-        found[key] = group.table_plan(table, places[group].pop(0))
-    return found
+        plans[key] = group.table_plan(table, places[group].pop(0))
+    return plans
 
 
 def validate_torchrec_steps(folder: Path) -> Report:
@@ -444,8 +451,8 @@ def validate_torchrec_steps(folder: Path) -> Report:
                 needs.append((run, memory_of(run.workload, run.profile, run.ranks, plan)))
         except ShardoptError as error:
             skipped.append(f"{run.commit} {run.name}: {error}")
-    kept = [pair for pair in pairs if not pair[0].unlike]
-    noise = noise_of((run.key, run.measured_ms) for run, _ in kept)
+    modelled = [pair for pair in pairs if not pair[0].unlike]
+    noise = noise_of((run.key, run.measured_ms) for run, _ in modelled)
     suite = SUITES["torchrec-steps"]
     means, every = memory_rows(needs)
     return suite.report(
@@ -454,7 +461,7 @@ def validate_torchrec_steps(folder: Path) -> Report:
         scores=(
             suite.table(
                 "order within a commit",
-                order_rows(kept, noise),
+                order_rows(modelled, noise),
                 apart=math.expm1(_least(noise)),
             ),
             suite.table("excess of cold loops", _excess(pairs)),
@@ -468,11 +475,11 @@ def validate_torchrec_steps(folder: Path) -> Report:
 Lines = list[tuple[Cell, ...]]
 
 
-def memory_rows(found: Sequence[tuple[Run, StepMemory]]) -> tuple[Lines, Lines]:
-    """Mean errors, and every row; nothing of no rows."""
+def memory_rows(needs: Sequence[tuple[Run, StepMemory]]) -> tuple[Lines, Lines]:
+    """Return mean errors, and every row; both empty without rows."""
     every: Lines = []
     errors: tuple[list[float], list[float]] = ([], [])
-    for run, memory in found:
+    for run, memory in needs:
         cells: list[Cell] = []
         pairs = ((run.allocated_bytes, memory.allocated), (run.reserved_bytes, memory.reserved))
         for sizes, (measured, needed) in zip(errors, pairs, strict=True):
@@ -482,13 +489,13 @@ def memory_rows(found: Sequence[tuple[Run, StepMemory]]) -> tuple[Lines, Lines]:
         every.append((run.commit, run.name, *cells))
     if not every:
         return [], []
-    misfits = sum(memory.reserved > memory.capacity for _, memory in found)
+    misfits = sum(memory.reserved > memory.capacity for _, memory in needs)
     means = (fmean(sizes) if sizes else None for sizes in errors)
-    return [("all", len(found), *means, misfits)], every
+    return [("all", len(needs), *means, misfits)], every
 
 
 def _compared(run: Run, source: str, plan: ShardingPlan) -> ComparedRow:
-    """A run called masked tells FBGEMM that no gradients of per-sample weights are wanted."""
+    """Predict a run; a masked one computes no gradients of per-sample weights."""
     hw = load_hardware(run.profile)
     if "masked" in run.name:
         lookups = hw.embedding.model_copy(update={"weight_gradient": 0.0})
@@ -517,18 +524,18 @@ def _compared(run: Run, source: str, plan: ShardingPlan) -> ComparedRow:
 
 
 def _excess(pairs: Sequence[tuple[Run, ComparedRow]]) -> Iterator[tuple[Cell, ...]]:
-    """What cold loops took beyond the steady steps predicted for them."""
+    """Yield the time of cold loops beyond their predicted steady steps."""
     cold = [(run, row) for run, row in pairs if row.part == COLD]
-    for kind, found in grouped(cold, lambda of: (of[0].profile, of[0].workload.name)).items():
-        ratio = median(row.measured_ms / row.predicted_ms for _, row in found)
+    for kind, runs in grouped(cold, lambda pair: (pair[0].profile, pair[0].workload.name)).items():
+        ratio = median(row.measured_ms / row.predicted_ms for _, row in runs)
         more_s = median(
-            run.batches * (row.measured_ms - row.predicted_ms) / 1e3 for run, row in found
+            run.batches * (row.measured_ms - row.predicted_ms) / 1e3 for run, row in runs
         )
-        yield (*kind, len(found), ratio - 1.0, more_s)
+        yield (*kind, len(runs), ratio - 1.0, more_s)
 
 
 SIGMAS = 2.0
-"""Two runs differ if their ratio is this many standard deviations of a ratio of repeats."""
+"""Standard deviations of a ratio of repeats from which two runs differ."""
 UNKNOWN_NOISE = 0.05
 """Mean error of repeats where the table has none."""
 
@@ -538,40 +545,45 @@ Pair = tuple[tuple[Run, ComparedRow], tuple[Run, ComparedRow]]
 def order_rows(
     compared: Sequence[tuple[Run, ComparedRow]], noise: Summary
 ) -> list[tuple[Cell, ...]]:
-    """Pairs of runs of one commit on one GPU, by whether their order was predicted.
+    """Count pairs of runs of one commit on one GPU whose order was predicted.
 
     Args:
-        noise: of repeats.
+        noise: errors of repeats.
     """
-    commits = grouped(compared, lambda of: (of[0].commit, of[0].gpu, of[0].steady))
-    pairs = [pair for found in commits.values() for pair in combinations(found, 2)]
-    told = [pair for pair in pairs if pair[0][0].key != pair[1][0].key]
+    commits = grouped(
+        compared,
+        lambda compared_run: (compared_run[0].commit, compared_run[0].gpu, compared_run[0].steady),
+    )
+    pairs = [pair for members in commits.values() for pair in combinations(members, 2)]
+    distinct = [pair for pair in pairs if pair[0][0].key != pair[1][0].key]
     alike = [pair for pair in pairs if pair[0][0].key == pair[1][0].key]
     every = _least(noise)
-    # model -> the noise of its own runs; that of all where it was not repeated
+    # model -> noise of its own runs, or of all runs where it was not repeated
     of_kind = {}
-    for name, runs in grouped(compared, lambda of: of[0].workload.name).items():
+    for name, runs in grouped(compared, lambda compared_run: compared_run[0].workload.name).items():
         own = noise_of((run.key, row.measured_ms) for run, row in runs)
         of_kind[name] = _least(own if own.n else noise)
-    far = [p for p in told if _distance(p) > max(of_kind[run.workload.name] for run, _ in p)]
+    far = [p for p in distinct if _distance(p) > max(of_kind[run.workload.name] for run, _ in p)]
     kinds = {
-        "apart by more than the noise of all repeats": [p for p in told if _distance(p) > every],
+        "apart by more than the noise of all repeats": [
+            p for p in distinct if _distance(p) > every
+        ],
         "apart by more than the noise of their own configurations": far,
-        "all of unlike configuration": told,
+        "all of unlike configuration": distinct,
     }
     cells: list[tuple[Cell, ...]] = []
-    for name, found in kinds.items():
+    for name, members in kinds.items():
         right = sum(
             (a.measured_ms - b.measured_ms) * (a.predicted_ms - b.predicted_ms) > 0
-            for (_, a), (_, b) in found
+            for (_, a), (_, b) in members
         )
-        cells.append((name, len(found), right, right / len(found) if found else math.nan))
+        cells.append((name, len(members), right, right / len(members) if members else math.nan))
     unknown = sum(_distance(pair) > every for pair in alike)
     return [*cells, ("no column tells them apart, but their times do", unknown, 0, math.nan)]
 
 
 def _least(noise: Summary) -> float:
-    """Log ratio above which two times differ."""
+    """Return the log ratio above which two times differ."""
     mean = UNKNOWN_NOISE if math.isnan(noise.mape) else noise.mape
     return SIGMAS * math.sqrt(2.0) * SIGMA_OVER_MEAN * mean
 

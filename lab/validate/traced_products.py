@@ -10,7 +10,7 @@ from predictor.cost.gemm import batched_ms
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, said_around
+from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, values_around
 
 GEMM_KERNEL = re.compile(r"gemm|splitKreduce|cutlass|s884|s1688|gemv", re.IGNORECASE)
 TENSOR_FLOAT = re.compile(r"tf32|s1688gemm(?!_f?16)", re.IGNORECASE)
@@ -21,7 +21,7 @@ FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm"
 
 @dataclass(frozen=True)
 class GemmCall:
-    """``count`` products ``[m, k] @ [k, n]`` and the kernels that ran them."""
+    """Call of ``count`` products ``[m, k] @ [k, n]``, with its kernels."""
 
     count: int
     m: int
@@ -35,16 +35,16 @@ class GemmCall:
 
 
 def gemm_calls(trace: RankTrace) -> list[GemmCall]:
-    """Multiplications with shapes and kernels, in the order of the program."""
-    found = {id(op): (op, shape) for op in trace.host if (shape := _shape(op)) is not None}
+    """Return multiplications with shapes and kernels, in program order."""
+    products = {id(op): (op, shape) for op in trace.host if (shape := _shape(op)) is not None}
     kernels: dict[int, list[DeviceEvent]] = defaultdict(list)
-    for correlation, ops in said_around(trace.host, {at: at for at in found}).items():
+    for correlation, ops in values_around(trace.host, {at: at for at in products}).items():
         for event in trace.launched.get(correlation, ()):
             if GEMM_KERNEL.search(event.name):
                 for around in ops:
                     kernels[around].append(event)
     calls = []
-    for at, (op, shape) in found.items():
+    for at, (op, shape) in products.items():
         ran = tuple(kernels[at])
         data_type = _data_type(op, ran)
         if ran and data_type is not None:
@@ -56,11 +56,15 @@ def _shape(op: HostEvent) -> tuple[int, int, int, int] | None:
     first = FIRST_FACTOR.get(op.name)
     if op.kind != "op" or first is None or op.shapes is None or len(op.shapes) < first + 2:
         return None
-    left, right = op.shapes[first], op.shapes[first + 1]
-    if len(left) != len(right) or len(left) not in (2, 3) or not all((*left, *right)):
+    left_shape, right_shape = op.shapes[first], op.shapes[first + 1]
+    if (
+        len(left_shape) != len(right_shape)
+        or len(left_shape) not in (2, 3)
+        or not all((*left_shape, *right_shape))
+    ):
         return None
-    count = left[0] if len(left) == 3 else 1
-    return count, left[-2], right[-1], left[-1]
+    count = left_shape[0] if len(left_shape) == 3 else 1
+    return count, left_shape[-2], right_shape[-1], left_shape[-1]
 
 
 def _data_type(op: HostEvent, kernels: tuple[DeviceEvent, ...]) -> str | None:
@@ -72,6 +76,6 @@ def _data_type(op: HostEvent, kernels: tuple[DeviceEvent, ...]) -> str | None:
 
 
 def traced_profile(trace: RankTrace) -> HardwareProfile | None:
-    """The profile of the device that a trace was taken on, None if no profile describes it."""
+    """Return the profile of a trace's device, None if no profile describes it."""
     name = profile_of_device(trace.device_name or "")
     return None if name is None else load_hardware(name)

@@ -1,7 +1,7 @@
-"""Real traces simulated: step by step, rank by rank, and kernels whose shapes they carry.
+"""Real traces simulated step by step and rank by rank, and their kernels of recorded shapes.
 
-No measured start or end of what a step launched enters its prediction; the text of
-`predictor.trace.simulate.step` says what does. Nothing is fitted on these files.
+No measured start or end of a step's own kernels enters its prediction; see
+`predictor.trace.simulate.step`. Nothing is fitted on these files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedH
 SUITE = SUITES["traces"]
 *STEPS, RANKS = SUITE.tables
 ONE_STEP = "param_"
-"""Begins the names of public traces that hold one step of one rank."""
+"""Prefix of public traces with one step of one rank."""
 SOURCES = {
     RANKS: "facebookresearch/param et_replay/tests/inputs",
     **dict.fromkeys(STEPS, "facebookresearch/HolisticTraceAnalysis tests/data"),
@@ -36,7 +36,7 @@ OWN_HOST = "8 ranks, their own host times"
 OTHER_RANKS = "8 ranks, host times of the other ranks"
 GEMM = "GEMM kernels by shape"
 FORECASTS = (OTHER_STEPS, OTHER_TRACES, NAIVE, OWN_HOST, OTHER_RANKS, OUTSIDE)
-"""In the order of the columns of the table of steps."""
+"""Forecasts in the column order of the table of steps."""
 
 
 def validate_traces(folder: Path) -> Report:
@@ -47,43 +47,43 @@ def validate_traces(folder: Path) -> Report:
     """
     names = list(SUITE.tables)
     there = [name for name in names if (folder / name).is_file()]
-    found = {name: load_traces([folder / name]).traces for name in there}
-    missing = [f"{name}: not there" for name in names if name not in found]
+    traces_of = {name: load_traces([folder / name]).traces for name in there}
+    missing = [f"{name}: not there" for name in names if name not in traces_of]
     for name in _further(folder):
         try:
-            found[name] = load_traces([folder / name]).traces
-            simulate_trace(found[name])
+            traces_of[name] = load_traces([folder / name]).traces
+            simulate_trace(traces_of[name])
         except ShardoptError as error:
-            found.pop(name, None)
+            traces_of.pop(name, None)
             missing.append(f"{name}: {error}")
-    rows = list(_single({name: traces for name, traces in found.items() if name != RANKS}))
+    rows = list(_single({name: traces for name, traces in traces_of.items() if name != RANKS}))
     of_ranks: dict[str, SimulatedTrace] = {}
-    if RANKS in found:
+    if RANKS in traces_of:
         for part, own in ((OWN_HOST, True), (OTHER_RANKS, False)):
-            of_ranks[part] = simulate_trace(found[RANKS], own_host=own)
+            of_ranks[part] = simulate_trace(traces_of[RANKS], own_host=own)
             rows += [_row(RANKS, step, step.predicted_ms, part) for step in of_ranks[part].steps]
     tables = SUITE.table("ends of collectives", _ends(of_ranks)), SUITE.table("steps", _steps(rows))
-    gemms = (row for name, traces in found.items() for row in _gemms(name, traces))
+    gemms = (row for name, traces in traces_of.items() for row in _gemms(name, traces))
     return SUITE.report([*rows, *gemms], missing, scores=tables)
 
 
 def _further(folder: Path) -> list[str]:
-    """Other traces of several steps that were put there; those of one step have no other step."""
+    """Return the names of other traces in the folder, without those of a single step."""
     there = sorted((folder / "traces").glob("*.json*"))
     names = [f"traces/{path.name}" for path in there if not path.name.startswith(ONE_STEP)]
     return [name for name in names if name not in STEPS]
 
 
-def _single(found: dict[str, Sequence[RankTrace]]) -> Iterator[ComparedRow]:
-    hosts = {name: TracedHosts.of(traces) for name, traces in found.items()}
-    for name, traces in found.items():
+def _single(traces_of: dict[str, Sequence[RankTrace]]) -> Iterator[ComparedRow]:
+    hosts = {name: TracedHosts.of(traces) for name, traces in traces_of.items()}
+    for name, traces in traces_of.items():
         for step in simulate_trace(traces).steps:
             yield _row(name, step, step.predicted_ms, OUTSIDE if step.outside else OTHER_STEPS)
             if step.naive_ms is not None and not step.outside:
                 yield _row(name, step, step.naive_ms, NAIVE)
-        others = [host.pooled() for other, host in hosts.items() if other != name]
-        if others:
-            for step in simulate_trace(traces, overheads=Overheads(others)).steps:
+        other_hosts = [host.pooled() for other, host in hosts.items() if other != name]
+        if other_hosts:
+            for step in simulate_trace(traces, overheads=Overheads(other_hosts)).steps:
                 if not step.outside:
                     yield _row(name, step, step.predicted_ms, OTHER_TRACES)
 
@@ -101,10 +101,10 @@ def _row(name: str, step: SimulatedStep, predicted_ms: float, part: str) -> Comp
 
 
 def _gemms(name: str, traces: Sequence[RankTrace]) -> Iterator[ComparedRow]:
-    """One row a shape: the median of its kernels against the profile of the device."""
+    """Yield a row for each shape: the median of its kernels against the device's profile."""
     hw = traced_profile(traces[0])
     every = [call for trace in traces for call in gemm_calls(trace)]
-    shapes = grouped(every, lambda of: (of.count, of.m, of.n, of.k, of.data_type))
+    shapes = grouped(every, lambda gemm: (gemm.count, gemm.m, gemm.n, gemm.k, gemm.data_type))
     for (*sizes, data_type), calls in shapes.items():
         if hw is None or data_type not in hw.gemm.tflops:
             continue
@@ -119,16 +119,16 @@ def _gemms(name: str, traces: Sequence[RankTrace]) -> Iterator[ComparedRow]:
         )
 
 
-def _ends(found: Mapping[str, SimulatedTrace]) -> Iterator[tuple[Cell, ...]]:
-    """How far the ends of collectives are from the traced ones."""
-    for part, simulated in found.items():
-        for name, of in grouped(simulated.collectives, lambda c: c.name).items():
-            off = [1e3 * (c.predicted_end_ms - c.measured_end_ms) for c in of]
+def _ends(simulations: Mapping[str, SimulatedTrace]) -> Iterator[tuple[Cell, ...]]:
+    """Yield the mean and largest error of the ends of collectives in us."""
+    for part, simulated in simulations.items():
+        for name, collectives in grouped(simulated.collectives, lambda c: c.name).items():
+            off = [1e3 * (c.predicted_end_ms - c.measured_end_ms) for c in collectives]
             yield part, name, len(off), sum(map(abs, off)) / len(off), max(map(abs, off))
 
 
 def _steps(rows: Sequence[ComparedRow]) -> Iterator[tuple[Cell, ...]]:
-    """Every step with its forecasts."""
-    for step, of in grouped(rows, lambda row: tuple(row.name.values())).items():
-        found = {row.part: row.error for row in of}
-        yield (*step, of[0].measured_ms, *(found.get(part) for part in FORECASTS))
+    """Yield every step with its forecasts."""
+    for step, step_rows in grouped(rows, lambda row: tuple(row.name.values())).items():
+        errors = {row.part: row.error for row in step_rows}
+        yield (*step, step_rows[0].measured_ms, *(errors.get(part) for part in FORECASTS))

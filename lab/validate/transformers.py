@@ -1,9 +1,9 @@
 """GPT under Megatron: the public iteration times of vTrain on one node, and on several.
 
-Rows of one node are sums of what the source timed once for each hidden size, tensor parallelism and
-micro-batch. Rows that the runtime's constants were fitted on keep the part ``fit`` in any file.
-Others are composed of timings that the fit saw in other sums, or of timings that it did not see:
-only these, the headline, test the constants. Nothing was fitted on the table of several nodes.
+Rows of one node are sums of timings, one for each hidden size, tensor parallelism and micro-batch.
+Rows behind the runtime's constants keep the part ``fit`` in any file. Other rows are sums of fitted
+timings, or of timings that no fit saw: only the latter, the headline, test the constants. Nothing
+was fitted on the table of several nodes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ VOCABULARY = 50257
 VOCABULARY_MULTIPLE = 128
 """Megatron pads each GPU's shard of the vocabulary to this (--make-vocab-size-divisible-by)."""
 NAMES = tuple(COLUMNS[SINGLE_FILE][:-1])
-"""Of the numbers in a `Configuration`; the last column of either table is the time."""
+"""Names of the numbers in a `Configuration`; the last column of either table is the time."""
 TIMED = ("hidden_size", "attention_heads", "sequence_length", "tensor_parallel", "micro_batch")
-"""Those that say of which timings a row of one node is a sum (decision 0017)."""
+"""Columns that determine the timings behind a row of one node (decision 0017)."""
 MOST_PASSES = 10**6
-"""Micro-batches times stages; the largest published have 12 288."""
+"""Limit on micro-batches times stages; the largest published row has 12 288."""
 
 Measured = tuple[Configuration, GptTraining, float]
 Timing = tuple[int, ...]
@@ -75,7 +75,7 @@ def validate_transformers(folder: Path) -> Report:
 
 
 def _interval(step: MegatronStep, model: GptTraining, time: float) -> tuple[float, float]:
-    """90 % interval of an iteration, by how much of it each group of the profile gives."""
+    """Return the 90 % interval of an iteration, from its shares by group of the profile."""
     path = [
         Segment(resource, "", resource, 0, 0.0, share * time)
         for resource, share in step.shares(model).items()
@@ -84,7 +84,7 @@ def _interval(step: MegatronStep, model: GptTraining, time: float) -> tuple[floa
 
 
 def part_of(configuration: Configuration) -> str:
-    """Part of a row of one node."""
+    """Return the part of a row of one node."""
     fitted = load_megatron().rows
     if configuration in fitted:
         return FIT
@@ -92,13 +92,13 @@ def part_of(configuration: Configuration) -> str:
 
 
 def timing_of(configuration: Configuration) -> Timing:
-    """What was timed once, for all rows of one node that agree in it."""
+    """Return the key of the timing behind a row of one node."""
     values = dict(zip(NAMES, configuration, strict=True))
     return tuple(values[name] for name in TIMED)
 
 
 def read_steps(folder: Path, name: str = SINGLE_FILE) -> ParsedRows[Measured]:
-    """Rows of one of the tables; activations were recomputed on several nodes."""
+    """Read one of the tables; activations were recomputed on several nodes."""
     *columns, timed = COLUMNS[name]
     several = name == MULTI_FILE
 

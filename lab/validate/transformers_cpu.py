@@ -1,12 +1,12 @@
 """Training steps of transformers on CPU ranks, against predictions from other shapes' steps.
 
-Kernel models of ops are fitted on ops that were timed inside the steps of calibration shapes
-(`lab.transformers`). A target's ops come from fake tensors, its time from the
-kernel models and the sums of gradients. No target is run for its
-prediction. The fit is made anew here, so that shapes can be held out.
+Kernel models of ops are fitted on ops timed inside the steps of calibration shapes
+(`lab.transformers`). A target's ops come from fake tensors, its time from the kernel models and the
+gradient all-reduce. No target runs for its prediction. The fit is repeated here, so that shapes can
+be held out.
 
-A folder holds the ops of every shape (`OPS`), the buckets in which its gradients are summed
-(`BUCKETS`), and rounds of times. docs/data.md says what measured them.
+A folder has the ops of every shape (`OPS`), its gradient buckets (`BUCKETS`), and rounds of times;
+docs/data.md describes their measurement.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from shardopt.measure.store import Fields, RowKind, read_rows
 RANKS = (1, 2)
 LARGEST_GROUPS = 12
 FEWER = (3, 6, 9, 12, 15, 18, 24)
-"""Numbers of captured shapes that a fit is also made on; a third of them of each family."""
+"""Numbers of captured shapes for further fits; a third of each are of one family."""
 OPS, BUCKETS = "ops.csv", "buckets.csv"
 TIMES = ("steps", "alone", "captured")
-"""Of a round that counts: what was timed -> shape -> ms of every rank."""
+"""Keys of a round that counts; each has shape -> ms of every rank."""
 KIB = 1024
 
 
@@ -48,19 +48,20 @@ def rounds_file(folder: Path, ranks: int) -> Path:
     return folder / f"rounds-{ranks}.jsonl"
 
 
-def _parse_op(of: Fields) -> Fields:
+def _parse_op(cells: Fields) -> Fields:
     reuse = [0.0] * BINS
-    for entry in of["reuse_kib"].split():
+    for entry in cells["reuse_kib"].split():
         at, size = entry.split(":")
         reuse[int(at)] = KIB * float(size)
-    sizes = tuple(map(int, of["sizes"].split()))
-    return {**of, "row": OpRow(of["kind"], sizes, tuple(reuse), int(of["count"]))}
+    sizes = tuple(map(int, cells["sizes"].split()))
+    row = OpRow(cells["kind"], sizes, tuple(reuse), int(cells["count"]))
+    return {**cells, "row": row}
 
 
 ROUND = RowKind(
     what="round",
     keys=("round", "other_cores"),
-    parse=lambda of: {key: of[key] for key in (TIMES if "steps" in of else ())},
+    parse=lambda entry: {key: entry[key] for key in (TIMES if "steps" in entry else ())},
     fields=dict,
     json_lines=True,
     remedy=f"a round holds {', '.join(TIMES)}, unless other work disturbed it; delete the line",
@@ -71,42 +72,42 @@ OP = RowKind(
     parse=_parse_op,
     fields=dict,
 )
-"""A line of `OPS`; shape and part stand in their first line only."""
+"""Kind of a line of `OPS`; shape and part are in their first line only."""
 BUCKET = RowKind(
     what="bucket",
     keys=("shape", "bucket", "gradients", "bytes"),
-    parse=lambda of: {**of, "sum": Bucket(int(of["gradients"]), int(of["bytes"]))},
+    parse=lambda row: {**row, "sum": Bucket(int(row["gradients"]), int(row["bytes"]))},
     fields=dict,
 )
 
 
 def read_ops(folder: Path) -> dict[str, TrainingStep]:
-    """The step of every shape by its name, as `OPS` and `BUCKETS` have it.
+    """Read the step of every shape by name from `OPS` and `BUCKETS`.
 
     Raises:
-        InputError: a file cannot be read, or a line of it.
+        InputError: a file or one of its lines cannot be read.
     """
     rows: dict[str, list[OpRow]] = {}
     name = ""
     for line in read_rows(folder / OPS, OP):
         name = line["shape"] or name
         rows.setdefault(name, []).append(line["row"])
-    buckets = grouped(read_rows(folder / BUCKETS, BUCKET), lambda of: of["shape"])
+    buckets = grouped(read_rows(folder / BUCKETS, BUCKET), lambda op_rows: op_rows["shape"])
     return {
-        name: TrainingStep(tuple(of), tuple(bucket["sum"] for bucket in buckets.get(name, ())))
-        for name, of in rows.items()
+        name: TrainingStep(tuple(op_rows), tuple(bucket["sum"] for bucket in buckets.get(name, ())))
+        for name, op_rows in rows.items()
     }
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Medians over all rounds and steps, by the name of a shape, ms.
+    """Medians over all rounds and steps in ms, by the name of a shape.
 
     Args:
-        steps: of a step, the slowest rank's.
-        alone: of a step that exchanges no gradients; of captured shapes only.
-        captured: of each row of ops inside such a step.
-        disturbed: further rounds, whose times were not kept as other work took a rank's core.
+        steps: time of a step of the slowest rank.
+        alone: time of a step without gradient exchange; captured shapes only.
+        captured: time of each row of ops inside such a step.
+        disturbed: number of rounds without times, because other work took a rank's core.
     """
 
     count: int
@@ -117,40 +118,40 @@ class Rounds:
 
 
 def read_rounds(folder: Path, ranks: int) -> Rounds:
-    """All rounds of so many ranks.
+    """Read all rounds of a number of ranks.
 
     Raises:
-        InputError: none was undisturbed, or a line is broken.
+        InputError: no round was undisturbed, or a line is broken.
     """
     path = rounds_file(folder, ranks)
     rounds = read_rows(path, ROUND)
-    kept = [each for each in rounds if each]
-    if not kept:
+    undisturbed = [each for each in rounds if each]
+    if not undisturbed:
         raise InputError(f"{path}: none of its {len(rounds)} rounds was undisturbed")
 
     def slowest(key: str) -> dict[str, float]:
-        """Shape -> the median of the slowest rank."""
-        names = dict.fromkeys(name for each in kept for name in each[key])
+        """Return shape -> median ms of the slowest rank."""
+        names = dict.fromkeys(name for each in undisturbed for name in each[key])
         return {
             name: max(
                 statistics.median(ms for times in of_rank for ms in times)
                 for of_rank in zip(
-                    *(each[key][name] for each in kept if name in each[key]), strict=True
+                    *(each[key][name] for each in undisturbed if name in each[key]), strict=True
                 )
             )
             for name in names
         }
 
     captured: dict[str, list[list[float]]] = {}
-    for each in kept:
-        for name, of in each["captured"].items():
-            captured.setdefault(name, []).extend(of)
+    for each in undisturbed:
+        for name, row_times in each["captured"].items():
+            captured.setdefault(name, []).extend(row_times)
     rows_ms = {
         name: tuple(map(statistics.median, zip(*times, strict=True)))
         for name, times in captured.items()
     }
-    disturbed = len(rounds) - len(kept)
-    return Rounds(len(kept), disturbed, slowest("steps"), slowest("alone"), rows_ms)
+    disturbed = len(rounds) - len(undisturbed)
+    return Rounds(len(undisturbed), disturbed, slowest("steps"), slowest("alone"), rows_ms)
 
 
 def captured_step(rounds: Rounds, step: TrainingStep, name: str) -> CapturedStep:
@@ -159,11 +160,11 @@ def captured_step(rounds: Rounds, step: TrainingStep, name: str) -> CapturedStep
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What calibration on so many ranks has found.
+    """Calibration on a number of ranks.
 
     Args:
-        steps: of every shape.
-        sync: None: the ranks do not sum their gradients.
+        steps: ops of every shape's step.
+        sync: gradient all-reduce; None if the ranks do not sum their gradients.
     """
 
     ranks: int
@@ -174,10 +175,10 @@ class Calibrated:
 
     @classmethod
     def of(cls, folder: Path, ranks: int, steps: Mapping[str, TrainingStep]) -> Calibrated:
-        """Fitted on all captured shapes.
+        """Fit on all captured shapes.
 
         Raises:
-            InputError: shapes or rows of the rounds are not those of the folder's ops.
+            InputError: shapes or rows of the rounds do not match the folder's ops.
         """
         rounds, where = read_rounds(folder, ranks), rounds_file(folder, ranks)
         for name in rounds.steps:
@@ -200,7 +201,7 @@ class Calibrated:
     def fitted(
         cls, ranks: int, rounds: Rounds, steps: Mapping[str, TrainingStep], names: Sequence[str]
     ) -> Calibrated:
-        """Fitted on some of the captured shapes."""
+        """Fit on some of the captured shapes."""
         models = fit_models([captured_step(rounds, steps[name], name) for name in names])
         if ranks == 1:
             return cls(ranks, rounds, steps, models, None)
@@ -217,19 +218,21 @@ class Calibrated:
         return [name for name in self.rounds.steps if name not in self.rounds.captured]
 
     def ms(self, name: str) -> float:
-        """Predicted time of a shape's step, which all ranks run."""
+        """Return the predicted time of a shape's step, which all ranks run."""
         return self.steps[name].ms(self.models, self.sync)
 
     def by_flop_ms(self, name: str) -> float:
-        """FLOP over the rate of the family's captured shape whose FLOP are closest."""
+        """Return FLOP over the rate of the family's captured shape closest in FLOP."""
         target = parse_shape(name)
-        shapes = {of: parse_shape(of) for of in self.rounds.captured}
-        alike = [of for of, shape in shapes.items() if shape.family == target.family]
+        shapes = {candidate: parse_shape(candidate) for candidate in self.rounds.captured}
+        same_family = [
+            candidate for candidate, shape in shapes.items() if shape.family == target.family
+        ]
 
-        def distance(of: str) -> float:
-            return abs(float(np.log(shapes[of].flop / target.flop)))
+        def distance(candidate: str) -> float:
+            return abs(float(np.log(shapes[candidate].flop / target.flop)))
 
-        near = min(alike, key=distance)
+        near = min(same_family, key=distance)
         return self.rounds.steps[near] * target.flop / shapes[near].flop
 
     def row(self, name: str, predicted_ms: float, part: str) -> ComparedRow:
@@ -238,7 +241,7 @@ class Calibrated:
         return ComparedRow(named, self.rounds.steps[name], predicted_ms, family, part)
 
     def rows(self) -> list[ComparedRow]:
-        """Every shape; those that were captured come last and are no part of the headline."""
+        """Return every shape; captured ones come last and do not count for the headline."""
         captured = self.rounds.captured
 
         def order(name: str) -> tuple[bool, int, str]:
@@ -250,20 +253,20 @@ class Calibrated:
         ]
 
     def held_out(self) -> list[ComparedRow]:
-        """Every captured shape, predicted from the others."""
+        """Return every captured shape, predicted from the others."""
         names = list(self.rounds.captured)
         fits = {name: self.fitted_on([other for other in names if other != name]) for name in names}
         return [self.row(name, fit.ms(name), "held out") for name, fit in fits.items()]
 
     def fewer(self) -> list[tuple[Cell, ...]]:
-        """Errors of the targets if only the first shapes are captured."""
+        """Return the errors of the targets if only the first shapes are captured."""
         # in the order of the design: one shape of each family, then the next of each
         names = [name for name in self.steps if name in self.rounds.captured]
         cells: list[tuple[Cell, ...]] = []
         for count in (n for n in FEWER if n <= len(names)):
-            some = self.fitted_on(names[:count])
-            found = Summary.of(some.row(name, some.ms(name), "targets") for name in some.targets)
-            cells.append((self.ranks, count, found.mape, found.geomean, found.worst))
+            fit = self.fitted_on(names[:count])
+            summary = Summary.of(fit.row(name, fit.ms(name), "targets") for name in fit.targets)
+            cells.append((self.ranks, count, summary.mape, summary.geomean, summary.worst))
         return cells
 
 
@@ -278,18 +281,24 @@ def validate_transformers_cpu(folder: Path) -> Report:
             f"{folder}: has no {OPS}; give a folder like configs/bench/transformers-cpu"
         )
     steps = read_ops(folder)
-    found = [
+    calibrations = [
         Calibrated.of(folder, ranks, steps)
         for ranks in RANKS
         if rounds_file(folder, ranks).exists()
     ]
-    rows = [row for each in found for row in each.rows()]
+    rows = [row for fit in calibrations for row in fit.rows()]
     targets = [row for row in rows if row.part == "targets"]
-    naive = [each.row(n, each.by_flop_ms(n), "targets") for each in found for n in each.targets]
+    naive = [
+        fit.row(name, fit.by_flop_ms(name), "targets")
+        for fit in calibrations
+        for name in fit.targets
+    ]
     kinds = {
         "targets": targets,
         "targets, in proportion to FLOP": naive,
-        "captured shapes, each from the others": [row for of in found for row in of.held_out()],
+        "captured shapes, each from the others": [
+            row for fit in calibrations for row in fit.held_out()
+        ],
     }
     by_flop = {tuple(row.name.values()): row.error for row in naive}
     suite = SUITES["transformers-cpu"]
@@ -305,17 +314,17 @@ def validate_transformers_cpu(folder: Path) -> Report:
                 for row in targets
             ],
         ),
-        suite.table("fewer_captures", [cells for each in found for cells in each.fewer()]),
+        suite.table("fewer_captures", [cells for fit in calibrations for cells in fit.fewer()]),
     ]
-    for each in found:
-        captured = [captured_step(each.rounds, steps[n], n) for n in each.rounds.captured]
-        groups = largest_groups(captured, each.models, LARGEST_GROUPS)
-        said = {"call_us": 1e3 * each.models.op_ms, "stretch": each.models.stretch - 1}
-        tables.append(suite.table("ops", groups, ranks=each.ranks, **said))
+    for fit in calibrations:
+        captured = [captured_step(fit.rounds, steps[n], n) for n in fit.rounds.captured]
+        groups = largest_groups(captured, fit.models, LARGEST_GROUPS)
+        host = {"call_us": 1e3 * fit.models.op_ms, "stretch": fit.models.stretch - 1}
+        tables.append(suite.table("ops", groups, ranks=fit.ranks, **host))
     notes = [
-        f"{of.ranks} rank(s): {of.rounds.count} rounds, and {of.rounds.disturbed} left out because "
-        "other work took the ranks' cores"
-        for of in found
+        f"{fit.ranks} rank(s): {fit.rounds.count} rounds, and {fit.rounds.disturbed} left out "
+        "because other work took the ranks' cores"
+        for fit in calibrations
     ]
     return suite.report(rows, scores=tables, notes=notes)
 
@@ -323,16 +332,16 @@ def validate_transformers_cpu(folder: Path) -> Report:
 def errors_by_ranks(
     kinds: Mapping[str, Sequence[ComparedRow]],
 ) -> Iterator[tuple[Cell, ...]]:
-    """Errors of rows of each kind, by the number of ranks that names them."""
+    """Yield the errors of each kind of rows, by the number of ranks."""
     for kind, rows in kinds.items():
         for ranks in sorted({int(row.name["ranks"]) for row in rows}):
-            found = Summary.of(row for row in rows if row.name["ranks"] == ranks)
-            yield kind, ranks, found.n, found.mape, found.geomean, found.worst
+            summary = Summary.of(row for row in rows if row.name["ranks"] == ranks)
+            yield kind, ranks, summary.n, summary.mape, summary.geomean, summary.worst
 
 
 def largest_groups(
     steps: Sequence[CapturedStep], models: OpModels, most: int
 ) -> list[tuple[Cell, ...]]:
-    """The ops that take most of some steps, and how well their kernel model fits there."""
-    found = sorted(errors_by_group(steps, models).items(), key=lambda item: -item[1][0])
-    return [(group, share, error) for group, (share, error) in found[:most]]
+    """Return the ops of the largest share of some steps, with the error of their kernel model."""
+    groups = sorted(errors_by_group(steps, models).items(), key=lambda item: -item[1][0])
+    return [(group, share, error) for group, (share, error) in groups[:most]]

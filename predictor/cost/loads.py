@@ -274,7 +274,7 @@ class ShardLoads:
             bags=bags if table.is_pooled else draws * bins.mass,
             rows=shard.size[0],
             dim=shard.size[1],
-            element_bytes=table.element_bytes,
+            element_bytes=table.row_bytes(shard.size[1]) / max(1, shard.size[1]),
             optimizer=table.optimizer,
             weighted=table.weighted,
             pooled=table.is_pooled,

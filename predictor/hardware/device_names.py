@@ -10,10 +10,10 @@ PROFILES: list[tuple[str, str]] = load_table("device_names")
 
 
 def profile_of_device(name: str) -> str | None:
-    """Name of the shipped profile of a device, None if there is none.
+    """Return the name of a device's shipped profile, None if there is none.
 
     Args:
         name: e.g. ``NVIDIA H100 80GB HBM3`` or ``Tesla V100-SXM2-32GB``.
     """
     words = {*re.sub(r"[^A-Z0-9.]+", " ", name.upper()).split()}
-    return next((profile for wanted, profile in PROFILES if {*wanted.split()} <= words), None)
+    return next((profile for pattern, profile in PROFILES if {*pattern.split()} <= words), None)

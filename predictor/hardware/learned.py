@@ -73,11 +73,11 @@ class _Strict(BaseModel):
 
 
 class Factor(_Strict):
-    """What the costs of a group, or of one table in it, are multiplied by.
+    """Factor on the costs of a group, or of one table in it.
 
     Args:
-        error: 1-sigma relative error that is left.
-        evidence_ms: measured time that it had a part in.
+        error: remaining 1-sigma relative error.
+        evidence_ms: measured time behind it.
     """
 
     group: str
@@ -92,10 +92,10 @@ class Factor(_Strict):
 
 
 class Evidence(_Strict):
-    """One measured time, and what the profile's own constants make of it.
+    """Measured time, with its prediction by the profile's own constants.
 
     Args:
-        what: was measured, on which rank.
+        what: measured part and rank.
         noise: 1-sigma relative error of the measurement.
         parts_ms: part -> its predicted time; they add up.
     """
@@ -110,10 +110,10 @@ class Evidence(_Strict):
     def _check_parts(cls, parts: dict[str, float]) -> dict[str, float]:
         for part in parts:
             group, *rest = part.partition("/")[0].split(".")
-            known = group in PROFILE_GROUPS and (
+            is_part = group in PROFILE_GROUPS and (
                 group != LOOKUPS or (len(rest) == 5 and "/" in part)
             )
-            if part != FIXED and not known:
+            if part != FIXED and not is_part:
                 raise ValueError(
                     f"{part!r} is not a part of a time; give '{FIXED}', "
                     f"'{LOOKUPS}.WAY.KERNEL.POOLING.TYPE.WIDTH/TABLE' or one of "
@@ -123,7 +123,7 @@ class Evidence(_Strict):
 
 
 class Remaining(_Strict):
-    """Errors of a profile group after learning, as `predictor.cost.errors.ErrorSize` has them."""
+    """Errors of a profile group after learning, as in `predictor.cost.errors.ErrorSize`."""
 
     shared: Sigma
     own: Sigma
@@ -133,12 +133,12 @@ class Learned(_Strict):
     """Factors learned from a job.
 
     Args:
-        model: its name; factors of tables hold for that model alone.
-        plans: that ran.
-        machine, date: where and when.
-        steps: behind the medians.
-        errors: profile group -> what is left.
-        evidence: all of it, so that more can be joined and correlations are kept.
+        model: name of the model; factors of tables hold for it alone.
+        plans: plans that ran.
+        machine, date: place and time of the run.
+        steps: number of steps behind the medians.
+        errors: profile group -> remaining errors.
+        evidence: all evidence, so that more can be added and correlations are kept.
     """
 
     model: str
@@ -164,17 +164,16 @@ class Learned(_Strict):
         return {factor.name: factor.factor for factor in self.factors}
 
     def factor(self, part: str) -> float:
-        """What a part of a time is multiplied by."""
+        """Return the factor on a part of a time."""
         return prod(self._by_name.get(name, 1.0) for name in factors_in(part))
 
     def of_messages(self) -> tuple[float, float]:
-        """What the latency of an exchange is multiplied by, and its time beyond that; beside the
-        factors that `factor` gives."""
+        """Return the factors on an exchange's latency and on its further time, beside `factor`."""
         latency, beyond = (self._by_name.get(f"{EXCHANGES}.{n}", 1.0) for n in (LATENCY, BYTES))
         return latency, beyond
 
     def for_model(self, model: str) -> Learned:
-        """Without the factors of tables where it is another model."""
+        """Return the factors for a model; those of tables are dropped for another model."""
         if model == self.model:
             return self
         general = tuple(factor for factor in self.factors if factor.table is None)

@@ -58,24 +58,24 @@ def _load_shipped(name: str) -> HardwareProfile:
 
 @cache
 def load_table(name: str) -> Any:
-    """What a YAML file beside this module holds."""
+    """Read a YAML file beside this module."""
     file = resources.files("predictor.hardware") / f"{name}.yaml"
     return yaml.load(file.read_text(encoding="utf-8"), Loader=SAFE_LOADER)
 
 
 def load_runtime(name: str) -> dict[str, Any]:
-    """The constants of a framework's software."""
-    found: dict[str, Any] = load_table(f"runtimes/{name}")
-    return found
+    """Read the constants of a framework's software."""
+    constants: dict[str, Any] = load_table(f"runtimes/{name}")
+    return constants
 
 
 def context_bytes(hardware: HardwareProfile) -> int:
-    """What a process takes of its device outside PyTorch's allocator; 0 on CPUs."""
+    """Return the bytes of a process on its device outside PyTorch's allocator; 0 on CPUs."""
     return int(load_runtime("cuda")["context_bytes"]) if hardware.device != "cpu" else 0
 
 
 def parse_hardware(text: str, origin: str) -> HardwareProfile:
-    """The profile in a YAML text; ``origin`` names it in messages."""
+    """Parse the profile in a YAML text; ``origin`` names it in messages."""
     return _profile(text, origin, Path(), ())
 
 
@@ -178,43 +178,44 @@ def _profile(text: str, origin: str, folder: Path, chain: tuple[Path, ...]) -> H
     _check_law(data, problems, profile)
     if base is None:
         return profile
-    given = {name: _has(data, name.split(".")) for name in GROUP_NAMES}
-    origins = {n: origin if given[n] else base.origins[n] for n in GROUP_NAMES}
+    own_groups = {name: _has(data, name.split(".")) for name in GROUP_NAMES}
+    origins = {n: origin if own_groups[n] else base.origins[n] for n in GROUP_NAMES}
     if host is not None:
         origins["overheads"] = host.origins["overheads"]
     return profile.with_origins(origins)
 
 
 def _on_host(data: dict[str, Any], origin: str, host: HardwareProfile) -> dict[str, Any]:
-    """The groups of the file with the costs of another profile's host."""
+    """Return the groups of the file with the costs of another profile's host."""
     if "overheads" in data:
         raise ProfileError(
             f"{origin}: host and overheads both say what the host costs; give one of them"
         )
-    wanted = data.get("execution")
-    if wanted not in (None, host.execution):
+    execution = data.get("execution")
+    if execution not in (None, host.execution):
         raise ProfileError(
             f"{origin}: host: {host.name} is a host of {host.execution} ranks, but execution is "
-            f"{wanted}; name a profile of {wanted} ranks, or a file of `calibrate --only host`"
+            f"{execution}; name a profile of {execution} ranks, or a file of "
+            "`calibrate --only host`"
         )
     group = host.overheads.model_dump(mode="json", exclude_none=True)
     return data | {"overheads": group}
 
 
 def _merged(data: dict[str, Any], origin: str, base: HardwareProfile) -> dict[str, Any]:
-    """The groups of the file, and those of the base that it leaves out.
+    """Return the groups of the file, and those of the base that it leaves out.
 
     A group is replaced as a whole, never key by key: its constants were fitted together and share
-    one provenance. Groups of the base stay as they are, provenance included. The base's errors of
-    whole iterations, the verdict on its calibration and what was learned on top of its constants do
-    not hold for the mixture, so they are left out.
+    one provenance. Groups of the base stay unchanged, with their provenance. The base's errors of
+    whole iterations, the verdict on its calibration and its learned factors do not hold for the
+    mixture, so they are left out.
     """
     fields = type(base).model_fields
-    kept = {field.alias or name: getattr(base, name) for name, field in fields.items()}
+    inherited = {field.alias or name: getattr(base, name) for name, field in fields.items()}
     own = {"name": PurePath(origin).stem or base.name, "known_error": (), "verdict": None}
     if any(name.split(".")[0] in data for name in GROUP_NAMES):
         own["learned"] = None  # factors on the constants of the base
-    merged = kept | own | data
+    merged = inherited | own | data
     links = data.get("collectives")
     if isinstance(links, dict):
         joined = {"intra": base.collectives.intra, "inter": base.collectives.inter}
@@ -230,30 +231,30 @@ def _has(data: Any, keys: list[str]) -> bool:
 
 def _check_law(data: dict[str, Any], problems: Problems, profile: HardwareProfile) -> None:
     """Refuse the kernel model of another kind of device."""
-    given, wanted = profile.embedding.law, _LAWS[profile.execution]
-    if given != wanted:
-        key, meant = ("embedding", given) if "embedding" in data else ("execution", wanted)
+    law, expected = profile.embedding.law, _LAWS[profile.execution]
+    if law != expected:
+        key, intended = ("embedding", law) if "embedding" in data else ("execution", expected)
         raise ProfileError(
-            f"{problems.place((key,))}: embedding.law is {given}, but execution is "
-            f"{profile.execution}, which takes {wanted}: lookups on a CPU and on a GPU have "
+            f"{problems.place((key,))}: embedding.law is {law}, but execution is "
+            f"{profile.execution}, which takes {expected}: lookups on a CPU and on a GPU have "
             "different kernel models; choose a base of the same kind of device, such as "
-            f"{_BASES[meant]}"
+            f"{_BASES[intended]}"
         )
 
 
 def _validated(
     model: type[Model], data: dict[str, Any], problems: Problems, *, has_base: bool
 ) -> Model:
-    """The model of plain data, or all that is wrong with it."""
+    """Validate plain data as a model, and report all of its problems."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-    for problem in found:
-        # pydantic adds the tag of a union and a mark for mapping keys, which the file has not
+        errors = error.errors(include_url=False)
+    for problem in errors:
+        # pydantic adds the tag of a union and a mark for mapping keys, which the file lacks
         keys = tuple(key for key in problem["loc"] if key not in (*_BASES, "[key]"))
         problems.add(keys, _what_is_wrong(model, problem, keys, has_base=has_base))
-    if any(problem["type"] == "missing" for problem in found) and not has_base:
+    if any(problem["type"] == "missing" for problem in errors) and not has_base:
         problems.add((), f"a line 'base: {DEFAULT_HARDWARE}' fills in the groups left out")
     try:
         problems.raise_if_any()
@@ -265,28 +266,28 @@ def _validated(
 def _what_is_wrong(
     model: type[StrictModel], problem: ErrorDetails, keys: KeyPath, *, has_base: bool
 ) -> str:
-    kind, given = problem["type"], problem["input"]
+    kind, value = problem["type"], problem["input"]
     if kind == "missing":
         return "missing; a group replaces that of the base as a whole" if has_base else "missing"
     if kind == "extra_forbidden":
-        known = _siblings(model, keys[:-1])
-        listed = f"; known: {', '.join(known)}" if known else ""
-        return f"unknown key{did_you_mean(str(keys[-1]), known)}{listed}"
+        allowed = _siblings(model, keys[:-1])
+        listed = f"; known: {', '.join(allowed)}" if allowed else ""
+        return f"unknown key{did_you_mean(str(keys[-1]), allowed)}{listed}"
     if kind == "union_tag_not_found":
         return f"no law; it is one of {', '.join(_BASES)}"
     if kind in _MAPPING:
-        what = "empty" if given is None else f"got {shown(given)}"
-        return f"{what}; it must be a mapping of keys"
+        problem_text = "empty" if value is None else f"got {shown(value)}"
+        return f"{problem_text}; it must be a mapping of keys"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"got {shown(given)}: {message[:1].lower()}{message[1:]}"
+    return f"got {shown(value)}: {message[:1].lower()}{message[1:]}"
 
 
 def _siblings(model: type[StrictModel], path: KeyPath) -> tuple[str, ...]:
-    """Keys allowed in the mapping at ``path``."""
+    """Return the keys allowed in the mapping at ``path``."""
     models: list[Any] = [model]
     for key in path:
-        found = [m.model_fields[key] for m in models if key in m.model_fields]
-        models = [m for field in found for m in _models_in(field.annotation)]
+        model_fields = [m.model_fields[key] for m in models if key in m.model_fields]
+        models = [m for field in model_fields for m in _models_in(field.annotation)]
     names = [f.alias or name for m in models for name, f in m.model_fields.items()]
     return tuple(dict.fromkeys([*names, *(() if path else ("base",))]))
 

@@ -38,30 +38,30 @@ class Network:
             )
 
     def joins(self, hardware: HardwareProfile) -> HardwareProfile:
-        """The profile in hosts that this network joins."""
+        """Return the profile with this network between its hosts."""
         if hardware.inline:
             raise InputError(
                 f"network {self.kind} joins GPUs, and hardware {hardware.name} is of CPU ranks; "
                 "leave it out",
                 inputs=("network", "cluster"),
             )
-        found = load_table("networks")[self.kind]
-        usual = found["per_gpu_gbps"]
+        entry = load_table("networks")[self.kind]
+        usual = entry["per_gpu_gbps"]
         about = {
-            key: found[key]
+            key: entry[key]
             for key in ("rel_error", "small_rel_error", "provenance")
-            if key in found
+            if key in entry
         }
-        # of the hosts, whatever joins them
+        # these are constants of the hosts, not of the network
         for key in ("tree_cost", "message_us"):
             about[key] = getattr(hardware.collectives.inter, key)
-        own = found.get("inter", {})
-        if "curves" in found:
-            curves = load_hardware(found["curves"]).collectives.inter.at(usual)
+        own = entry.get("inter", {})
+        if "curves" in entry:
+            curves = load_hardware(entry["curves"]).collectives.inter.at(usual)
             own = curves.model_dump() | own
         inter = Inter(**own | about | {"nic_gbit_s": usual})
         rate = self.per_gpu_gbps or usual
-        inter = inter.at(rate / found.get("slower", 1.0)).model_copy(update={"nic_gbit_s": rate})
+        inter = inter.at(rate / entry.get("slower", 1.0)).model_copy(update={"nic_gbit_s": rate})
         links = hardware.collectives.model_copy(update={"inter": inter})
         return hardware.model_copy(update={"collectives": links})
 

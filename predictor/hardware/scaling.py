@@ -1,4 +1,4 @@
-"""A profile on whose device the work of one group takes longer or shorter by a factor.
+"""Profiles with the times of one group scaled by a factor.
 
 The stated error of a group is one of its times (`Group.rel_error`), so all of its constants move
 together: times are multiplied, rates and the shares of a bandwidth that kernels reach are divided.
@@ -17,7 +17,7 @@ _RATES = ("_gb_s", "_gbit_s", "tflops", "efficiency", "batched_share")
 
 
 def scale_group(hardware: HardwareProfile, group: str, factor: float) -> HardwareProfile:
-    """The profile with all times of a group multiplied.
+    """Return the profile with all times of a group multiplied.
 
     Args:
         group: a field of the profile that holds constants: ``memory``, ``gemm``, ``embedding``,
@@ -28,12 +28,12 @@ def scale_group(hardware: HardwareProfile, group: str, factor: float) -> Hardwar
 
 
 def is_rate(key: str) -> bool:
-    """Whether a constant says how much is done in a time, or with which share of a bandwidth."""
+    """Return true if a constant is a rate, or a share of a bandwidth."""
     return key.endswith(_RATES)
 
 
 def is_time(key: str) -> bool:
-    """Whether a constant is a time, or one of a byte, a row or an element."""
+    """Return true if a constant is a time, also per byte, row or element."""
     return key.endswith("_us") or "_ns_per_" in key or key == "us_per_mib"
 
 
@@ -45,7 +45,7 @@ def _value(key: str, value: Any, factor: float) -> Any:
     if isinstance(value, StrictModel):
         return _scaled(value, factor)
     if isinstance(value, Mapping):
-        return {name: _value(key, held, factor) for name, held in value.items()}
+        return {name: _value(key, item, factor) for name, item in value.items()}
     if value is None or not (is_rate(key) or is_time(key)):
         return value
     by = 1 / factor if is_rate(key) else factor

@@ -60,19 +60,19 @@ class Expression:
 
     @property
     def names(self) -> frozenset[str]:
-        """What it depends on."""
+        """Names that the expression depends on."""
         return frozenset(name for names, _ in self.terms for name in names)
 
     def value(self, at: Mapping[str, int]) -> int:
-        """The size where names have these values; half an element counts as one."""
+        """Return the size at these values of names; half an element counts as one."""
         exact = sum(
             (factor * math.prod(at[name] for name in names) for names, factor in self.terms),
             Fraction(0),
         )
-        found = math.ceil(exact)
-        if not 0 <= found <= MAX_VALUE:
-            raise InputError(f"the size '{self}' is {found}; sizes are 0 to {MAX_VALUE}")
-        return found
+        size = math.ceil(exact)
+        if not 0 <= size <= MAX_VALUE:
+            raise InputError(f"the size '{self}' is {size}; sizes are 0 to {MAX_VALUE}")
+        return size
 
     def __str__(self) -> str:
         text = "".join(_term(names, factor) for names, factor in self.terms)
@@ -86,17 +86,17 @@ def _term(names: tuple[str, ...], factor: Fraction) -> str:
 
 
 def polynomial(terms: Iterable[tuple[tuple[str, ...], Fraction]]) -> Expression:
-    """Of terms in any order; the highest come first."""
+    """Build an expression from terms in any order; the highest come first."""
     merged: Counter[tuple[str, ...]] = Counter()
     for names, factor in terms:
         merged[tuple(sorted(names))] += factor  # type: ignore[assignment]
-    left = [(names, Fraction(factor)) for names, factor in merged.items() if factor]
-    return Expression(tuple(sorted(left, key=lambda term: (-len(term[0]), term[0]))))
+    nonzero = [(names, Fraction(factor)) for names, factor in merged.items() if factor]
+    return Expression(tuple(sorted(nonzero, key=lambda term: (-len(term[0]), term[0]))))
 
 
 @lru_cache(maxsize=65536)
 def parse_size(text: str) -> Expression:
-    """The expression that a text is."""
+    """Parse an expression."""
     terms: list[tuple[tuple[str, ...], Fraction]] = []
     at = 0
     while at < len(text) <= MAX_LENGTH and len(terms) < MAX_TERMS:
@@ -187,7 +187,7 @@ class SizedEvent:
 
 
 class Numbers(Protocol):
-    """What sizes depend on; a `Workload` has it."""
+    """Batch size and ids that sizes depend on; a `Workload` has them."""
 
     @property
     def batch_size(self) -> int:
@@ -200,19 +200,19 @@ class Numbers(Protocol):
 
 @dataclass(frozen=True)
 class CapturedProgram:
-    """What one run of a module did, for any batch size. Two are equal if their digests are.
+    """Ops of one run of a module, for any batch size; equal if the digests are equal.
 
     Args:
         module: class of the module.
         batch_size: samples at which it was captured.
-        scales: False where the ops themselves depend on the batch size, so that no other is known.
-        features: those of each embedding module, in the order of its tables.
+        scales: False if the ops themselves depend on the batch size, which is then fixed.
+        features: features of each embedding module, in the order of its tables.
         ids: name in expressions -> embedding modules and features whose ids it counts together.
         storages: bytes of all memory, by number.
         resident: parameters and buffers.
-        optimizer_name: of the dense parameters.
-        state_bytes: of the dense optimizer.
-        loss: how the loss was found in what the module gives back.
+        optimizer_name: optimizer of the dense parameters.
+        state_bytes: bytes of the dense optimizer's states.
+        loss: way in which the loss was found in the module's output.
         in_features: dense inputs of a sample, which are copied to the device.
         tied_ids: mean ids of a sample at the capture, of features whose ids the module takes in
             that number only, such as ``view(B, 100, -1)``: sizes grow with the batch alone.
@@ -243,23 +243,23 @@ class CapturedProgram:
         yield from self.optimizer
 
     def texts(self) -> set[str]:
-        """All expressions that it holds."""
+        """Return all expressions of the program."""
         operands = (o for e in self.events for o in (*e.inputs, *e.outputs))
         sizes = {size for o in (*self.resident, *operands) for size in o.sizes}
         return {size for size in sizes.union(self.storages) if isinstance(size, str)}
 
     @cached_property
     def _programs(self) -> dict[tuple[int, tuple[tuple[str, int], ...], bool], DenseProgram]:
-        """Those that were made, by batch size, numbers of ids and autocast."""
+        """Cached programs, by batch size, numbers of ids and autocast."""
         return {}
 
     def at(
         self, batch: int, counts: tuple[tuple[str, int], ...], *, bf16: bool = False
     ) -> DenseProgram:
-        """The program at a batch size and numbers of ids.
+        """Return the program at a batch size and numbers of ids.
 
         Args:
-            bf16: it runs under autocast.
+            bf16: run it under autocast.
         """
         key = batch, counts, bf16
         if key not in self._programs:
@@ -275,12 +275,12 @@ class CapturedProgram:
             return size if isinstance(size, int) else values[size]
 
         storages = [value(size) for size in self.storages]
-        known: dict[int, Operand] = {}
+        operands: dict[int, Operand] = {}
 
         def operand(sized: SizedOperand) -> Operand:
-            if id(sized) not in known:
-                known[id(sized)] = _operand(sized, storages, value)
-            return known[id(sized)]
+            if id(sized) not in operands:
+                operands[id(sized)] = _operand(sized, storages, value)
+            return operands[id(sized)]
 
         parts = (self.forward, self.backward, self.optimizer)
         forward, backward, step = (tuple(_event(e, operand) for e in part) for part in parts)
@@ -311,7 +311,7 @@ class CapturedDense:
 
     @property
     def optimizer(self) -> str:
-        """Of the dense parameters."""
+        """Optimizer of the dense parameters."""
         return self.captured.optimizer_name
 
     @property
@@ -319,7 +319,7 @@ class CapturedDense:
         return self.captured.in_features
 
     def program(self, workload: Numbers) -> DenseProgram:
-        """The ops at a workload's batch size and ids."""
+        """Return the ops at a workload's batch size and ids."""
         captured = self.captured
         if not captured.scales and workload.batch_size != captured.batch_size:
             raise InputError(
@@ -345,7 +345,7 @@ class CapturedDense:
 def _operand(sized: SizedOperand, storages: list[int], value: Callable[[Size], int]) -> Operand:
     shape = tuple(map(value, sized.shape))
     strides = contiguous(shape) if sized.strides is None else tuple(map(value, sized.strides))
-    found = Operand(
+    operand = Operand(
         sized.storage,
         storages[sized.storage],
         value(sized.offset),
@@ -354,16 +354,16 @@ def _operand(sized: SizedOperand, storages: list[int], value: Callable[[Size], i
         ITEM_BYTES[sized.data_type],
         sized.data_type,
     )
-    if found.elements > MAX_VALUE or found.span[1] > found.storage_bytes > 0:
+    if operand.elements > MAX_VALUE or operand.span[1] > operand.storage_bytes > 0:
         raise InputError(
-            f"a tensor of {list(sized.shape)} needs {found.span[1]} bytes, but its storage "
-            f"{sized.storage} has {found.storage_bytes}"
+            f"a tensor of {list(sized.shape)} needs {operand.span[1]} bytes, but its storage "
+            f"{sized.storage} has {operand.storage_bytes}"
         )
-    return found
+    return operand
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of elements in order without gaps; an empty axis counts as one element."""
+    """Return the strides of gapless elements in order; an empty axis counts as one element."""
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step)

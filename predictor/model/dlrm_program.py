@@ -59,56 +59,60 @@ class OpWriter:
         self.events.append(OpCall(name, tuple(inputs), (output,)))
         return output
 
-    def view(self, name: str, of: Operand, **changes: object) -> Operand:
-        return self.op(name, [of], replace(of, **changes))  # type: ignore[arg-type]
+    def view(self, name: str, operand: Operand, **changes: object) -> Operand:
+        return self.op(name, [operand], replace(operand, **changes))  # type: ignore[arg-type]
 
-    def t(self, of: Operand) -> Operand:
-        """The last two axes exchanged."""
-        shape = (*of.shape[:-2], of.shape[-1], of.shape[-2])
-        strides = (*of.strides[:-2], of.strides[-1], of.strides[-2])
-        return self.view("t" if len(shape) == 2 else "transpose", of, shape=shape, strides=strides)
+    def t(self, operand: Operand) -> Operand:
+        """Return a view with the last two axes exchanged."""
+        shape = (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
+        strides = (*operand.strides[:-2], operand.strides[-1], operand.strides[-2])
+        return self.view(
+            "t" if len(shape) == 2 else "transpose", operand, shape=shape, strides=strides
+        )
 
-    def columns(self, of: Operand, first: int, width: int) -> Operand:
-        """A range of the columns of a matrix."""
-        shape = (of.shape[0], width)
-        return self.view("slice", of, shape=shape, strides=of.strides, offset=of.offset + first)
+    def columns(self, operand: Operand, first: int, width: int) -> Operand:
+        """Return a view of a range of a matrix's columns."""
+        shape = (operand.shape[0], width)
+        return self.view(
+            "slice", operand, shape=shape, strides=operand.strides, offset=operand.offset + first
+        )
 
-    def side_by_side(self, of: Operand, widths: Sequence[int]) -> list[Operand]:
-        """The columns of a matrix, taken apart."""
+    def side_by_side(self, operand: Operand, widths: Sequence[int]) -> list[Operand]:
+        """Return views of adjacent columns of a matrix."""
         ends = accumulate(widths)
-        return [self.columns(of, end - w, w) for end, w in zip(ends, widths, strict=True)]
+        return [self.columns(operand, end - w, w) for end, w in zip(ends, widths, strict=True)]
 
-    def _split(self, of: Operand, widths: Sequence[int]) -> list[Operand]:
-        """As `side_by_side`, in one op."""
+    def _split(self, operand: Operand, widths: Sequence[int]) -> list[Operand]:
+        """Return the views of `side_by_side`, in one op."""
         ends = accumulate(widths)
         parts = [
-            replace(of, shape=(of.shape[0], width), offset=of.offset + end - width)
+            replace(operand, shape=(operand.shape[0], width), offset=operand.offset + end - width)
             for end, width in zip(ends, widths, strict=True)
         ]
-        self.events.append(OpCall("split_with_sizes", (of,), tuple(parts)))
+        self.events.append(OpCall("split_with_sizes", (operand,), tuple(parts)))
         return parts
 
     def row(self, stacked: Operand, at: int) -> Operand:
-        """A matrix of the middle axis of three."""
+        """Return one matrix of the middle axis of three."""
         batch, count, dim = stacked.shape
         offset, strides = at * dim, (count * dim, 1)
         return self.view("select", stacked, shape=(batch, dim), strides=strides, offset=offset)
 
     def copy(self, elements: float) -> list[Operand]:
-        """So many elements read and written; gives what is read."""
+        """Copy so that ``elements`` are read and written; return the input."""
         size = round(elements / 2)
-        given = [self.tensor((size,))] if size else []
-        for operand in given:
+        inputs = [self.tensor((size,))] if size else []
+        for operand in inputs:
             self.op("clone", [operand], self.like(operand))
-        return given
+        return inputs
 
-    def cast(self, of: Operand, data_type: str) -> Operand:
-        if of.data_type == data_type:
-            return of
-        return self.op("_to_copy", [of], self.tensor(of.shape, data_type))
+    def cast(self, operand: Operand, data_type: str) -> Operand:
+        if operand.data_type == data_type:
+            return operand
+        return self.op("_to_copy", [operand], self.tensor(operand.shape, data_type))
 
     def parameter(self, *shape: int) -> tuple[Operand, Callable[[Operand], None]]:
-        """A parameter in the type of the products, and what takes its gradient."""
+        """Return a parameter in the products' type, and the function that stores its gradient."""
         parameter = self.tensor(shape)
         self.parameters.append(parameter)
 
@@ -119,7 +123,7 @@ class OpWriter:
         return self.cast(parameter, self.type), take
 
     def optimizer_step(self, kind: str) -> list[Operand]:
-        """One step of torch.optim's foreach form; returns the states."""
+        """Write one step of torch.optim's foreach form; return the states."""
         p, g = self.parameters, self.gradients
         states = [[self.like(of) for of in p] for _ in range(DENSE_STATES[kind])]
         if kind == "sgd":
@@ -141,36 +145,36 @@ class OpWriter:
         return [state for of in states for state in of]
 
     def each(self, name: str, *lists: Sequence[Operand]) -> None:
-        """In place on the first list."""
+        """Write a foreach op that is in place on the first list."""
         inputs = tuple(operand for of in lists for operand in of)
         if inputs:
             self.events.append(OpCall(name, inputs, tuple(lists[0]), mutates=True))
 
-    def made(self, name: str, given: Sequence[Operand]) -> list[Operand]:
-        made = [self.like(operand) for operand in given]
-        if made:
-            self.events.append(OpCall(name, tuple(given), tuple(made)))
-        return made
+    def made(self, name: str, inputs: Sequence[Operand]) -> list[Operand]:
+        outputs = [self.like(operand) for operand in inputs]
+        if outputs:
+            self.events.append(OpCall(name, tuple(inputs), tuple(outputs)))
+        return outputs
 
 
 Backward = Callable[[Operand], Operand]
-"""The gradient of a result -> the gradient of what it was made of."""
+"""Gradient of a result -> gradient of its input."""
 
 HALVES = ("fp16", "bf16")
 
 
 def dense_program(workload: Workload) -> DenseProgram:
-    """The dense part of a workload as ops, with the parameters of feature processors."""
+    """Return the dense part of a workload as ops, with the parameters of feature processors."""
     dense = workload.dense
     if isinstance(dense, CapturedDense):
-        found = dense.program(workload)
+        program = dense.program(workload)
     else:
-        found = _Dlrm(workload).write()
-    return found.with_parameters(workload.position_weights, DENSE_STATES[dense.optimizer])
+        program = _Dlrm(workload).write()
+    return program.with_parameters(workload.position_weights, DENSE_STATES[dense.optimizer])
 
 
 class _Dlrm(OpWriter):
-    """Writes the program down; a layer's method gives its output and its backward."""
+    """Writer of a DLRM's program; a layer's method returns its output and its backward."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -188,9 +192,9 @@ class _Dlrm(OpWriter):
         backward()
         written, self.events = self.events, []
         states = self.optimizer_step(self.dense.optimizer)
-        kept = [*self.parameters, *self.inputs, *states]
+        lasting = [*self.parameters, *self.inputs, *states]
         forward_part, backward_part, step = free_after_last_use(
-            (forward, written, self.events), kept
+            (forward, written, self.events), lasting
         )
         return DenseProgram(
             self.batch,
@@ -203,13 +207,13 @@ class _Dlrm(OpWriter):
 
     def _wired(self) -> Callable[[], None]:
         """Bottom MLP, lookups, interaction, top MLP, loss."""
-        given = self.tensor((self.batch, self.dense.in_features))
-        self.inputs.append(given)
-        bottom, bottom_back = self._mlp(given, self.dense.bottom_mlp)
-        found, lookups_back = self._lookups()
+        features = self.tensor((self.batch, self.dense.in_features))
+        self.inputs.append(features)
+        bottom, bottom_back = self._mlp(features, self.dense.bottom_mlp)
+        embeddings, lookups_back = self._lookups()
         kind = self.dense.interaction
         joined, interaction_back = (
-            self._dot(bottom, found) if kind == "dot" else self._concat([bottom, *found])
+            self._dot(bottom, embeddings) if kind == "dot" else self._concat([bottom, *embeddings])
         )
         crossed, cross_back = self._cross(joined)
         top, top_back = self._mlp(crossed, self.dense.top_mlp, is_top=True)
@@ -224,8 +228,8 @@ class _Dlrm(OpWriter):
 
     def _loose(self) -> Callable[[], None]:
         """Layers of unknown wiring run one after the other behind the lookups."""
-        found, lookups_back = self._lookups()
-        joined, concat_back = self._concat(found)
+        embeddings, lookups_back = self._lookups()
+        joined, concat_back = self._concat(embeddings)
         backs = []
         x = joined
         for width, out in self.dense.linears:

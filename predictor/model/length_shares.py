@@ -1,4 +1,4 @@
-"""How a dense part grows with the lengths of samples."""
+"""Growth of a dense part with the lengths of samples."""
 
 from __future__ import annotations
 

@@ -62,25 +62,31 @@ def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:
 
 
 def is_prefetched(plan: TablePlan, train_pipeline: str) -> bool:
-    """Whether a table's rows are cached ahead of its lookup (`_prefetch_and_cached` in TorchRec's
-    embedding_sharding.py)."""
-    asked = bool((plan.parameters.get("cache_params") or {}).get("prefetch_pipeline"))
-    return plan.compute_kernel.is_cached and (asked or train_pipeline == "prefetch_sparse_dist")
+    """Return true if a table's rows are cached ahead of its lookup (`_prefetch_and_cached` in
+    TorchRec's embedding_sharding.py)."""
+    requested = bool((plan.parameters.get("cache_params") or {}).get("prefetch_pipeline"))
+    return plan.compute_kernel.is_cached and (requested or train_pipeline == "prefetch_sparse_dist")
 
 
 def is_stashed(table: Table, kernel: ComputeKernel) -> bool:
-    """Whether a table's weights are on the host between its lookup and the backward of that; what
-    UVM kernels have on the device is not (`stash_embedding_weights` in memory_stashing.py)."""
+    """Return true if a table's weights are on the host between lookup and backward.
+
+    UVM kernels keep their device memory (`stash_embedding_weights` in memory_stashing.py).
+    """
     return table.stash_weights and kernel is ComputeKernel.FUSED
 
 
 def _launch_parameters(plan: TablePlan) -> tuple[tuple[str, str], ...]:
-    """What a plan sets of a table's fused parameters, by name (`add_params_from_parameter_sharding`
-    in torchrec/distributed/utils.py)."""
-    given = dict(plan.parameters)
-    cache = given.pop("cache_params", None) or {}
+    """Return the fused parameters that a plan sets for a table, by name
+    (`add_params_from_parameter_sharding` in torchrec/distributed/utils.py)."""
+    parameters = dict(plan.parameters)
+    cache = parameters.pop("cache_params", None) or {}
     if not plan.compute_kernel.is_stored:
-        given.pop("key_value_params", None)
-    others = (LOAD_FACTOR, *NOT_FUSED)
-    given.update((f"cache {name}", value) for name, value in cache.items() if name not in others)
-    return tuple(sorted((name, repr(value)) for name, value in given.items() if value is not None))
+        parameters.pop("key_value_params", None)
+    excluded = (LOAD_FACTOR, *NOT_FUSED)
+    parameters.update(
+        (f"cache {name}", value) for name, value in cache.items() if name not in excluded
+    )
+    return tuple(
+        sorted((name, repr(value)) for name, value in parameters.items() if value is not None)
+    )

@@ -82,18 +82,18 @@ class OpCall:
 
     @property
     def moves(self) -> bool:
-        """Whether it touches data: views and empty tensors do not."""
-        given = {operand.storage for operand in self.inputs}
+        """True if the call touches data; views and empty tensors do not."""
+        input_storages = {operand.storage for operand in self.inputs}
         if self.name.startswith("empty") or self.name in ("_local_scalar_dense", "new_empty"):
             return False
-        return self.mutates or any(out.storage not in given for out in self.outputs)
+        return self.mutates or any(out.storage not in input_storages for out in self.outputs)
 
     @property
     def layout(self) -> str:
-        """A letter a tensor: which of them a kernel walks through in an unlike way."""
+        """Access pattern of a kernel: a letter for each tensor."""
         widest = max((o.elements for o in self.inputs + self.outputs), default=0)
-        given = "".join(letter(operand, widest) for operand in self.inputs)
-        return given if self.mutates else f"{given}>{len(self.outputs)}"
+        letters = "".join(letter(operand, widest) for operand in self.inputs)
+        return letters if self.mutates else f"{letters}>{len(self.outputs)}"
 
     @property
     def kind(self) -> str:
@@ -153,17 +153,17 @@ Event = OpCall | Lookup | LookupBackward | Gradient
 
 @dataclass(frozen=True)
 class DenseProgram:
-    """What one rank runs in an iteration apart from the embedding modules and collectives.
+    """Ops of one rank in an iteration, without embedding modules and collectives.
 
-    The numbers of storages are shared by all three parts. Memory that an op frees is gone before
-    the next event.
+    All three parts share the numbers of storages. Memory that an op frees is gone before the next
+    event.
 
     Args:
         batch_size: samples of the rank.
-        forward, backward, optimizer: in the order in which they are issued; the backward is that
-            of autograd, recomputation included.
-        resident: storages that are there before the forward and stay: parameters and buffers.
-        state_bytes: of the dense optimizer.
+        forward, backward, optimizer: events in issue order; the backward is that of autograd, with
+            recomputation.
+        resident: storages that exist before the forward and stay: parameters and buffers.
+        state_bytes: bytes of the dense optimizer's states.
     """
 
     batch_size: int
@@ -174,7 +174,7 @@ class DenseProgram:
     state_bytes: int = 0
 
     def with_parameters(self, lengths: Sequence[int], states: int) -> DenseProgram:
-        """With parameters that embedding modules hold but the dense optimizer steps.
+        """Add parameters of embedding modules that the dense optimizer steps.
 
         Args:
             lengths: elements of each, of 4 bytes; their gradients come last.
@@ -186,15 +186,18 @@ class DenseProgram:
         events = [event for part in parts for event in part]
         used = [o.storage for e in events for o in operands_of(e)]
         first = 1 + max([*used, *(o.storage for o in self.resident)], default=0)
-        made = tuple(
+        operands = tuple(
             Operand(first + at, 4 * n, 0, (n,), (1,), 4, "fp32")
             for at, n in enumerate((*lengths, *lengths))
         )
-        parameters = made[: len(lengths)]
+        parameters = operands[: len(lengths)]
         return replace(
             self,
             backward=(*self.backward, *map(Gradient, lengths)),
-            optimizer=(*self.optimizer, OpCall("_foreach_add_", made, parameters, mutates=True)),
+            optimizer=(
+                *self.optimizer,
+                OpCall("_foreach_add_", operands, parameters, mutates=True),
+            ),
             resident=(*self.resident, *parameters),
             state_bytes=self.state_bytes + states * 4 * sum(lengths),
         )

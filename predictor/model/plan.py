@@ -46,6 +46,10 @@ ROW_SPLITS = frozenset(
 as blocks are of ceil(rows / ranks)."""
 
 
+SERVED = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE)
+"""Types of TorchRec's inference sharding (`BaseQuantEmbeddingSharder` in embedding_types.py)."""
+
+
 class ComputeKernel(StrEnum):
     """TorchRec's compute kernels that shardopt plans, by the values of `EmbeddingComputeKernel`.
 

@@ -17,6 +17,7 @@ from predictor.errors import PlanError, did_you_mean
 from predictor.model.memory.ranks import is_averaged
 from predictor.model.plan import (
     ROW_SPLITS,
+    SERVED,
     ComputeKernel,
     Shard,
     ShardingPlan,
@@ -52,22 +53,22 @@ def check_plan(plan: ShardingPlan, workload: Workload, *, where: str = "plan") -
 
 
 def match_plan(workload: Workload, topology: Topology, plan: ShardingPlan) -> TablePlans:
-    """The sharding of every table of the workload, in the workload's order.
+    """Return the sharding of every table of the workload, in the workload's order.
 
     Args:
-        plan: keyed as the workload's tables are; `check_plan` makes it so.
+        plan: keyed like the workload's tables, as by `check_plan`.
     """
     if plan.world_size != topology.world_size:
         raise PlanError(
             f"the plan is for {plan.world_size} ranks, the topology has {topology.world_size}"
         )
-    for given, known, what in (
+    for keys, allowed, message in (
         (workload.keys, plan.tables, "the plan does not place table '{}'{}"),
         (plan.tables, workload.keys, "the plan places '{}', which the model does not have{}"),
     ):
-        absent = next((key for key in given if key not in known), None)
+        absent = next((key for key in keys if key not in allowed), None)
         if absent is not None:
-            raise PlanError(what.format(absent, did_you_mean(absent, known)))
+            raise PlanError(message.format(absent, did_you_mean(absent, allowed)))
     for key, table in plan.tables.items():
         outside = [r for r in table.ranks if not 0 <= r < topology.world_size]
         if outside:
@@ -85,7 +86,7 @@ def match_plan(workload: Workload, topology: Topology, plan: ShardingPlan) -> Ta
 
 
 def model_mismatch(plan: ShardingPlan, workload: Workload) -> str | None:
-    """A warning if the plan was made for another model, or does not say for which one."""
+    """Return a warning if the plan was made for another model, or names none."""
     model = plan.meta.get("model")
     model = model if isinstance(model, Mapping) else {}
     name, digest = model.get("name") or "?", model.get("sha256") or ""
@@ -103,23 +104,23 @@ def model_mismatch(plan: ShardingPlan, workload: Workload) -> str | None:
 def assign_tables(
     plan: ShardingPlan, homes: Sequence[tuple[str, str]], *, where: str, what: str
 ) -> dict[str, int]:
-    """Plan key -> index of the table it means among `homes`, the (module, table) of a model.
+    """Return plan key -> index of its table among `homes`, the (module, table) of a model.
 
     Args:
         where, what: the plan's file and the model's name, for messages.
     """
     result: dict[str, int] = {}
-    taken: dict[int, str] = {}
+    key_of: dict[int, str] = {}
     for key, table in plan.tables.items():
         index = find_table(key, table.module, homes, where, what)
-        if index in taken:
+        if index in key_of:
             raise PlanError(
-                f"{where}: '{taken[index]}' and '{key}' both plan {_show(homes[index])} of {what}; "
-                "remove one"
+                f"{where}: '{key_of[index]}' and '{key}' both plan {_show(homes[index])} of "
+                f"{what}; remove one"
             )
-        taken[index] = key
+        key_of[index] = key
         result[key] = index
-    missing = [home for i, home in enumerate(homes) if i not in taken]
+    missing = [home for i, home in enumerate(homes) if i not in key_of]
     if missing:
         names = ", ".join(_show(home) for home in missing[:3])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -133,19 +134,19 @@ def assign_tables(
 def find_table(
     key: str, module: str, homes: Sequence[tuple[str, str]], where: str, what: str
 ) -> int:
-    """Index of the table that a plan's key means among `homes`, the (module, table) of a model.
+    """Return the index of a plan key's table among `homes`, the (module, table) of a model.
 
     Args:
-        module: that the plan names beside the key; empty if none.
+        module: module that the plan names beside the key; empty if none.
         where, what: the plan's file and the model's name, for messages.
 
     Raises:
-        PlanError: the key means no table, or several.
+        PlanError: the key matches no table, or several.
     """
     prefix, _, last = key.rpartition("/")
     for name in (key, last):
-        found = [i for i, home in enumerate(homes) if home[1] == name]
-        if found:
+        matches = [i for i, home in enumerate(homes) if home[1] == name]
+        if matches:
             break
     else:
         names = sorted({home[1] for home in homes})
@@ -154,22 +155,22 @@ def find_table(
             f"it has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         )
     for hint in (module, prefix):
-        if len(found) > 1 and hint:
-            found = _narrow(found, hint, homes)
-    if len(found) > 1:
+        if len(matches) > 1 and hint:
+            matches = _narrow(matches, hint, homes)
+    if len(matches) > 1:
         raise PlanError(
-            f"{where}: table '{key}' may mean {' or '.join(_show(homes[i]) for i in found)} of "
+            f"{where}: table '{key}' may mean {' or '.join(_show(homes[i]) for i in matches)} of "
             f"{what}; write the key as 'module/{last}'"
         )
-    return found[0]
+    return matches[0]
 
 
-def _narrow(found: list[int], hint: str, homes: Sequence[tuple[str, str]]) -> list[int]:
-    exact = [i for i in found if homes[i][0] == hint]
+def _narrow(matches: list[int], hint: str, homes: Sequence[tuple[str, str]]) -> list[int]:
+    exact = [i for i in matches if homes[i][0] == hint]
     suffix = [
-        i for i in found if homes[i][0].endswith(f".{hint}") or hint.endswith(f".{homes[i][0]}")
+        i for i in matches if homes[i][0].endswith(f".{hint}") or hint.endswith(f".{homes[i][0]}")
     ]
-    return exact or suffix or found
+    return exact or suffix or matches
 
 
 def _show(home: tuple[str, str]) -> str:
@@ -177,7 +178,7 @@ def _show(home: tuple[str, str]) -> str:
 
 
 def table_problem(table: TablePlan, shape: tuple[int, int], world_size: int) -> str | None:
-    """What is wrong with the shards of a table of `shape` (rows, columns), or None."""
+    """Return the problem with the shards of a table of `shape` (rows, columns), or None."""
     kind, shards = table.sharding_type, table.shards
     ranks = f"ranks are 0..{world_size - 1}"
     for i, shard in enumerate(shards):
@@ -227,7 +228,7 @@ _WHOLE_SIDE = {
 
 
 def tiling_problem(shards: Sequence[Shard], shape: tuple[int, int]) -> str | None:
-    """Where the shards leave a gap, overlap or exceed a table of `shape`, or None."""
+    """Return the first gap, overlap or excess of the shards of a table of `shape`, or None."""
     for i, shard in enumerate(shards):
         ends = (shard.offset[0] + shard.size[0], shard.offset[1] + shard.size[1])
         if ends[0] > shape[0] or ends[1] > shape[1]:
@@ -271,13 +272,14 @@ FUSED_WIDTH = 4
 
 @dataclass(frozen=True)
 class RuntimeSetting:
-    """What a table's shards are held against.
+    """Table and ranks that shards are checked against.
 
     Args:
         shape: rows and columns of the table in the module.
         pooling: sum, mean, or none for a table of an EmbeddingCollection.
         group: ranks among which TWRW, TWCW and GRID split a table.
         device: type of the device it will run on.
+        training: False where it is sharded for inference.
     """
 
     shape: tuple[int, int]
@@ -285,6 +287,7 @@ class RuntimeSetting:
     world_size: int
     group: int
     device: str
+    training: bool = True
 
     @property
     def pooled(self) -> bool:
@@ -313,6 +316,11 @@ def in_torchrec_order(table: TablePlan) -> TablePlan:
 def find_runtime_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
     """Why TorchRec cannot run these shards (which are in its order), and what to do; or None."""
     kind = table.sharding_type
+    if not setting.training and kind not in SERVED:
+        return (
+            f"for inference TorchRec does not shard a table {kind}; "
+            f"use {', '.join(SERVED[:-1])} or {SERVED[-1]}"
+        )
     if not setting.pooled and kind not in UNPOOLED_TYPES:
         return (
             f"an EmbeddingCollection cannot be sharded {kind}; "
@@ -348,10 +356,10 @@ def find_mean_problem(module: Mapping[str, tuple[ShardingType, str]]) -> str | N
     means = [
         name for name, (kind, pooling) in module.items() if pooling == "mean" and kind in split
     ]
-    others = [name for name, (kind, _) in module.items() if kind not in split]
-    if not means or not others:
+    unsplit = [name for name, (kind, _) in module.items() if kind not in split]
+    if not means or not unsplit:
         return None
-    mean, other = means[0], others[0]
+    mean, other = means[0], unsplit[0]
     return (
         f"table '{mean}' has pooling mean and is {module[mean][0]}, so TorchRec would divide the "
         f"output of '{other}' ({module[other][0]}) by its bag lengths as well; use table_wise or "
@@ -387,7 +395,7 @@ def _kernel_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
 
 
 def _placement_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
-    """Where a sharding type does not run as its shards lie."""
+    """Return the problem of a sharding type with the ranks of its shards, or None."""
     shards, group, kind = table.shards, setting.group, table.sharding_type
     if kind is ShardingType.ROW_WISE:
         return _block_problem(shards, 0, setting.world_size, setting, kind)
@@ -419,8 +427,8 @@ def _grid_problem(shards: Sequence[Shard], setting: RuntimeSetting) -> str | Non
     for column in sorted({shard.offset[1] for shard in shards}):
         block = [shard for shard in shards if shard.offset[1] == column]
         host = block[0].rank // setting.group
-        what = f"grid_shard (columns from {column})"
-        problem = _block_problem(block, host * setting.group, setting.group, setting, what)
+        title = f"grid_shard (columns from {column})"
+        problem = _block_problem(block, host * setting.group, setting.group, setting, title)
         if problem:
             return problem
     return None
@@ -429,21 +437,24 @@ def _grid_problem(shards: Sequence[Shard], setting: RuntimeSetting) -> str | Non
 def _block_problem(
     shards: Sequence[Shard], first: int, ranks: int, setting: RuntimeSetting, what: str
 ) -> str | None:
-    wanted = list(range(first, first + ranks))
-    given = [shard.rank for shard in shards]
-    if given != wanted:
+    expected_ranks = list(range(first, first + ranks))
+    actual_ranks = [shard.rank for shard in shards]
+    if actual_ranks != expected_ranks:
         return (
-            f"{what} shards are on ranks {given} from top to bottom; TorchRec runs them on "
-            f"{wanted} in that order only (a row split over other ranks can be predicted, not run)"
+            f"{what} shards are on ranks {actual_ranks} from top to bottom; TorchRec runs them on "
+            f"{expected_ranks} in that order only (a row split over other ranks can be predicted, "
+            "not run)"
         )
     blocks = row_blocks(setting.shape[0], ranks)
-    # where an empty shard starts means nothing
-    found = [(s.offset[0], s.size[0]) if s.size[0] else (setting.shape[0], 0) for s in shards]
-    for i, (have, want) in enumerate(zip(found, blocks, strict=True)):
+    # the start of an empty shard is arbitrary
+    actual_blocks = [
+        (s.offset[0], s.size[0]) if s.size[0] else (setting.shape[0], 0) for s in shards
+    ]
+    for i, (have, want) in enumerate(zip(actual_blocks, blocks, strict=True)):
         if have != want:
             return (
-                f"the {what} shard on rank {wanted[i]} has {have[1]} rows from row {have[0]}; "
-                f"TorchRec splits {setting.shape[0]} rows over {ranks} ranks in blocks of "
-                f"{blocks[0][1]}, here {want[1]} rows from row {want[0]}: use that split"
+                f"the {what} shard on rank {expected_ranks[i]} has {have[1]} rows from row "
+                f"{have[0]}; TorchRec splits {setting.shape[0]} rows over {ranks} ranks in blocks "
+                f"of {blocks[0][1]}, here {want[1]} rows from row {want[0]}: use that split"
             )
     return None

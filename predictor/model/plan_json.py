@@ -109,20 +109,20 @@ class _Plan(BaseModel):
 
 
 def plan_to_dict(plan: ShardingPlan) -> dict[str, Any]:
-    """The plan as plan.json holds it; `plan_from_dict` is the inverse."""
-    known: dict[str, Any] = {
+    """Return the plan as data of plan.json; `plan_from_dict` is the inverse."""
+    fields: dict[str, Any] = {
         **{key: value for key, value in plan.meta.items() if key not in _OWN},
         "schema": SCHEMA,
         "world_size": plan.world_size,
         "local_world_size": plan.local_world_size,
     }
-    first = {key: known[key] for key in _HEADER if key in known}
+    first = {key: fields[key] for key in _HEADER if key in fields}
     tables = {key: _table_to_dict(table) for key, table in plan.tables.items()}
-    return {**first, **known, "tables": tables}
+    return {**first, **fields, "tables": tables}
 
 
 def plan_text(data: Mapping[str, Any]) -> str:
-    """The text of a plan file: a line a table, so that plans can be read and compared by eye."""
+    """Return the text of a plan file, with a line for each table, easy to read and compare."""
 
     def compact(value: object) -> str:
         return json.dumps(value, allow_nan=False)
@@ -206,28 +206,28 @@ def _parse(text: str, where: str) -> Any:
 
 
 def plan_from_dict(data: object, *, where: str) -> ShardingPlan:
-    """The plan that `data`, a parsed plan.json, holds."""
+    """Return the plan in `data`, a parsed plan.json."""
     if not isinstance(data, dict):
         raise PlanError(f"{where}: a plan must be a JSON object, not {type(data).__name__}")
     if data.get("schema") == 1:
         raise PlanError(f"{where}: {SWAPPED}")
     if data.get("schema") != SCHEMA:
-        given = f"is {data['schema']!r}" if "schema" in data else "is missing"
+        problem = f"is {data['schema']!r}" if "schema" in data else "is missing"
         raise PlanError(
-            f"{where}: schema {given}, but this version reads '{SCHEMA}'; write the plan again "
+            f"{where}: schema {problem}, but this version reads '{SCHEMA}'; write the plan again "
             "with `shardopt plan`"
         )
     try:
-        found = _Plan.model_validate(data)
+        parsed = _Plan.model_validate(data)
     except ValidationError as error:
         raise PlanError(f"{where}: {_what_is_wrong(error.errors()[0])}") from None
-    world_size, local = found.world_size, found.local_world_size or min(8, found.world_size)
+    world_size, local = parsed.world_size, parsed.local_world_size or min(8, parsed.world_size)
     if world_size % local:
         raise PlanError(
             f"{where}: world_size {world_size} does not fill hosts of local_world_size {local}; "
             "set local_world_size to the ranks per host, a divisor of world_size"
         )
-    tables = {key: _table(key, table, data["tables"][key]) for key, table in found.tables.items()}
+    tables = {key: _table(key, table, data["tables"][key]) for key, table in parsed.tables.items()}
     for key, table in tables.items():
         outside = [i for i, rank in enumerate(table.ranks) if rank >= world_size]
         if outside:
@@ -240,21 +240,21 @@ def plan_from_dict(data: object, *, where: str) -> ShardingPlan:
     return ShardingPlan(tables, world_size, local, meta)
 
 
-def _table(key: str, table: _Table, given: dict[str, Any]) -> TablePlan:
+def _table(key: str, table: _Table, entry: dict[str, Any]) -> TablePlan:
     shards = (Shard(s.rank, _pair(s.offset), _pair(s.size)) for s in table.shards)
     module = key.rpartition("/")[0] or "ebc" if table.module is None else table.module
-    parameters = {name: given[name] for name in PARAMETER_FIELDS if given.get(name) is not None}
+    parameters = {name: entry[name] for name in PARAMETER_FIELDS if entry.get(name) is not None}
     return TablePlan(table.sharding_type, table.compute_kernel, tuple(shards), module, parameters)
 
 
-def _pair(given: list[int]) -> tuple[int, int]:
-    rows, columns = given
+def _pair(pair: list[int]) -> tuple[int, int]:
+    rows, columns = pair
     return rows, columns
 
 
 def _what_is_wrong(problem: ErrorDetails) -> str:
-    """The key, what was given and what is allowed."""
-    kind, given, keys = problem["type"], problem["input"], problem["loc"]
+    """Describe the key, its value and the allowed values."""
+    kind, value, keys = problem["type"], problem["input"], problem["loc"]
     of_table = keys[:1] == ("tables",) and len(keys) > 1
     table, keys = (f"table '{keys[1]}': ", keys[2:]) if of_table else ("", keys)
     text = key_text(keys)
@@ -265,8 +265,8 @@ def _what_is_wrong(problem: ErrorDetails) -> str:
         near = did_you_mean(str(keys[-1]), allowed)
         return f"{table}unknown key '{text}'{near}; allowed are {', '.join(allowed)}"
     if kind in ("model_type", "dict_type"):
-        return f"{table}{text} is {shown(given)}; it must be a JSON object"
+        return f"{table}{text} is {shown(value)}; it must be a JSON object"
     names = re.findall(r"'(\w+)'", problem.get("ctx", {}).get("expected", ""))
-    near = did_you_mean(str(given)[:40], names)
+    near = did_you_mean(str(value)[:40], names)
     rule = re.sub(r"^(Input|List) | after validation, not \d+$", "", problem["msg"])
-    return f"{table}{text} is {shown(given)}{near}; it {rule[:1].lower()}{rule[1:]}"
+    return f"{table}{text} is {shown(value)}{near}; it {rule[:1].lower()}{rule[1:]}"

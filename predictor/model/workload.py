@@ -88,6 +88,27 @@ INDEX_BYTES = 8
 """TBE always takes 64-bit indices."""
 
 DATA_TYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+WEIGHT_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "nfp8": 8, "int8": 8, "int4": 4}
+"""Types of tables by TorchRec's names -> bits of a weight (`DATA_TYPE_NUM_BITS` in
+torchrec/modules/embedding_configs.py)."""
+INTEGERS = ("int8", "int4")
+"""Types of tables that are quantised for inference (torchrec/quant/embedding_modules.py)."""
+SCALE_BIAS_BYTES = 4
+"""Scale and bias of a row of integers, as halves (``DEFAULT_SCALE_BIAS_SIZE_IN_BYTES`` in
+fbgemm_gpu's split_table_batched_embeddings_ops_common.py)."""
+ROW_ALIGNMENT = 16
+"""Bytes that a row of integers is padded to on GPUs (``row_alignment`` in TorchRec's
+quant_embedding_kernel.py); on CPUs it is not padded."""
+
+
+def row_bytes(data_type: str, columns: int) -> int:
+    """Bytes of one row of a shard (`rounded_row_size_in_bytes` in fbgemm_gpu's
+    split_table_batched_embeddings_ops_inference.py)."""
+    size = columns * WEIGHT_BITS[data_type] // 8
+    if data_type not in INTEGERS or not columns:
+        return size
+    return -(-(size + SCALE_BIAS_BYTES) // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
 
 DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 """Dense optimizer -> states as large as the parameters."""
@@ -185,13 +206,18 @@ class Table:
     stash_weights: bool = False
 
     @property
-    def element_bytes(self) -> int:
-        return DATA_TYPE_BYTES[self.data_type]
+    def element_bytes(self) -> float:
+        """Of one weight, without the scale, bias and padding of its row."""
+        return WEIGHT_BITS[self.data_type] / 8
+
+    def row_bytes(self, columns: int) -> int:
+        """Of a row with so many of its columns."""
+        return row_bytes(self.data_type, columns)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the whole table without optimizer state."""
-        return self.num_embeddings * self.embedding_dim * self.element_bytes
+        return self.num_embeddings * self.row_bytes(self.embedding_dim)
 
     @property
     def is_pooled(self) -> bool:
@@ -283,7 +309,8 @@ class Workload:
         batch_size: samples per rank per iteration.
         train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist`` or ``semi_sync``.
         sha256: digest of the file it came from, empty when built in code.
-        training: False where only the forward runs, as in an evaluation.
+        training: False where only the forward runs: no backward, no optimizer and no gradients, in
+            time and in memory.
         replica_groups: 2D sparse parallelism; None: one copy of every table, over all ranks.
         stash_optimizer_state: of the dense optimizer, which is on the host from its step to the
             next backward (`TrainPipelineSparseDistOptStash`).
@@ -311,15 +338,20 @@ class Workload:
                 raise InputError(f"table '{table.name}' appears twice in module '{table.module}'")
             seen.add((table.module, table.name))
 
-    @property
+    @cached_property
     def keys(self) -> tuple[str, ...]:
         """Plan key of every table, in order: its name, or ``module/name`` where names collide."""
         count = Counter(t.name for t in self.tables)
         return tuple(f"{t.module}/{t.name}" if count[t.name] > 1 else t.name for t in self.tables)
 
-    @property
+    @cached_property
     def modules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(t.module for t in self.tables))
+
+    @cached_property
+    def weighted(self) -> frozenset[str]:
+        """Modules with a table that takes weights of ids."""
+        return frozenset(t.module for t in self.tables if t.weighted)
 
     @property
     def dlrm(self) -> DenseArch:

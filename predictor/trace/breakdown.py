@@ -1,4 +1,4 @@
-"""Where the time of a measured step went on one rank."""
+"""Breakdown of a measured step on one rank into compute, communication, copies and waiting."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Intervals:
 
     @staticmethod
     def merged(pairs: Iterable[tuple[float, float]]) -> Intervals:
-        """The union of ``(start, end)`` pairs in any order; empty ones vanish."""
-        found = np.array([p for p in pairs if p[1] > p[0]], dtype=np.float64).reshape(-1, 2)
-        found = found[np.argsort(found[:, 0], kind="stable")]
-        if not len(found):
-            return Intervals(found[:, 0], found[:, 1])
-        reached = np.maximum.accumulate(found[:, 1])
-        first = np.concatenate(([True], found[1:, 0] > reached[:-1]))
+        """Return the union of ``(start, end)`` pairs in any order; empty ones vanish."""
+        intervals = np.array([p for p in pairs if p[1] > p[0]], dtype=np.float64).reshape(-1, 2)
+        intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
+        if not len(intervals):
+            return Intervals(intervals[:, 0], intervals[:, 1])
+        reached = np.maximum.accumulate(intervals[:, 1])
+        first = np.concatenate(([True], intervals[1:, 0] > reached[:-1]))
         last = np.concatenate((first[1:], [True]))
-        return Intervals(found[first, 0], reached[last])
+        return Intervals(intervals[first, 0], reached[last])
 
     def covers(self, points: Times) -> NDArray[np.bool_]:
         if not len(self.starts):
@@ -64,7 +64,7 @@ class Intervals:
         return float((self.ends - self.starts).sum())
 
     def within(self, start: float, end: float) -> float:
-        """Length of what lies between two times."""
+        """Return the length of the intervals between two times."""
         low = int(np.searchsorted(self.ends, start, side="right"))
         high = int(np.searchsorted(self.starts, end, side="left"))
         starts = np.maximum(self.starts[low:high], start)
@@ -73,7 +73,7 @@ class Intervals:
     def _where(
         self, other: Intervals, belongs: Callable[[NDArray[np.bool_], NDArray[np.bool_]], Any]
     ) -> Intervals:
-        """The moments that belong to the result, by whether they are in either."""
+        """Return the moments for which ``belongs(in self, in other)`` is true."""
         points = np.unique(np.concatenate((self.starts, self.ends, other.starts, other.ends)))
         inside = belongs(self.covers(points), other.covers(points))
         change = np.diff(np.concatenate(([False], inside)).astype(np.int8))
@@ -81,13 +81,19 @@ class Intervals:
 
 
 PARTS = ("compute", "exposed_communication", "memcpy", "host_bound", "idle")
-"""Parts that add up to the step, in the order in which a stack of bars shows them; each moment
-counts in the first that fits: a kernel other than a collective runs; a collective; a copy or a
-memset; nothing, because the host has not launched what runs next: it is slow, or it waits for a
-result of the device; nothing, although what runs next has been launched."""
+"""Parts that add up to the step, in the order in which a stack of bars shows them. Each moment
+counts in the first part that fits:
+
+compute: a kernel other than a collective runs.
+exposed_communication: a collective runs.
+memcpy: a copy or a memset runs.
+host_bound: nothing runs, and the host has not launched the next kernel: it is slow, or it waits for
+    a result of the device.
+idle: nothing runs, although the next kernel has been launched.
+"""
 
 EXCHANGES = re.compile(r"(gloo|mpi|ucc):")
-"""Annotations under which the threads of a backend on the host exchange."""
+"""Annotations of the threads that run the collectives of a host backend."""
 ENQUEUES = re.compile(r"c10d::|record_param_comms$")
 """Ops that hand a collective to such a thread."""
 
@@ -120,11 +126,11 @@ class KernelTotal:
 
 
 def breakdown(trace: RankTrace) -> tuple[StepBreakdown, ...]:
-    """Every step of a trace.
+    """Break down every step of a trace.
 
     Work that runs past the end of its step counts to the step it runs in. Where no device was
-    traced, the ops of the host count as compute and what its communication threads do as exchange;
-    the rest is the host's.
+    traced, the ops of the host count as compute and the work of its communication threads as
+    communication; the rest is host-bound.
     """
     if trace.device:
         compute = _running(e for e in trace.device if e.kind == "kernel" and e.collective is None)
@@ -141,26 +147,26 @@ def breakdown(trace: RankTrace) -> tuple[StepBreakdown, ...]:
         "host_bound": Intervals.merged(_unlaunched(trace)) - running,
     }
     hidden = exchange & compute
-    found = []
+    breakdowns = []
     for step in trace.steps:
         start, end = step.start_us, step.end_us
-        times = {part: us(of.within(start, end)) for part, of in parts.items()}
+        times = {part: us(intervals.within(start, end)) for part, intervals in parts.items()}
         measured = us(end - start)
         # differences of large times may leave a rounding error below zero
         times["idle"] = max(0.0, measured - sum(times.values()))
         hidden_ms = us(hidden.within(start, end))
-        found.append(StepBreakdown(trace.rank, step.name, measured, times, hidden_ms))
-    return tuple(found)
+        breakdowns.append(StepBreakdown(trace.rank, step.name, measured, times, hidden_ms))
+    return tuple(breakdowns)
 
 
 def mean_parts(steps: Iterable[StepBreakdown]) -> dict[str, float]:
-    """`PARTS` in ms, each the mean over steps and ranks; they sum to the mean step."""
-    found = [step.parts for step in steps]
-    return {part: fmean(step[part] for step in found) if found else 0.0 for part in PARTS}
+    """Return `PARTS` in ms, each the mean over steps and ranks; they sum to the mean step."""
+    rows = [step.parts for step in steps]
+    return {part: fmean(step[part] for step in rows) if rows else 0.0 for part in PARTS}
 
 
 def top_kernels(traces: Iterable[RankTrace], count: int) -> list[KernelTotal]:
-    """What runs longest on the device in the steps, over all ranks, by `short_name`."""
+    """Return the kernels and copies with the longest total time in the steps of all ranks."""
     runs: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for trace in traces:
         first, last = trace.steps[0].start_us, trace.steps[-1].end_us
@@ -173,7 +179,7 @@ def top_kernels(traces: Iterable[RankTrace], count: int) -> list[KernelTotal]:
 
 
 _ANY_KERNEL = re.compile(r"::(?:Kernel\d?|device_kernel)$")
-"""What CUTLASS calls all of its kernels: the first template argument says which one it is."""
+"""Names that all kernels of CUTLASS share; their first template argument tells them apart."""
 _FIRST_LENGTH = re.compile(r"(?:_Z|I)N?(?:S\w?_|St)?(\d{1,4})")
 _LENGTH = re.compile(r"(\d{1,4})")
 """Lengths of identifiers in a name or its first template argument, as compilers mangle them
@@ -182,20 +188,22 @@ _LENGTH = re.compile(r"(\d{1,4})")
 
 @cache
 def short_name(name: str) -> str:
-    """A kernel's name without return type, template arguments and parameters; of CUTLASS the name
-    of the first argument."""
+    """Return a kernel's name without return type, template arguments and parameters.
+
+    A kernel of CUTLASS goes by the name of its first template argument.
+    """
     if name.startswith(("Memcpy", "Memset")):
         return name
     if name.startswith("_Z"):
         return _short_mangled(name)
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
-    kept, depth = [], 0
+    letters, depth = [], 0
     for character in plain:
         depth += character in "<("
         if depth == 0:
-            kept.append(character)
+            letters.append(character)
         depth -= depth > 0 and character in ">)"
-    short = "".join(kept) or name
+    short = "".join(letters) or name
     if _ANY_KERNEL.search(short) and plain.startswith(f"{short}<"):
         which = re.match(r"[\w:]+", plain[len(short) + 1 :])
         return which[0] if which else short
@@ -203,7 +211,7 @@ def short_name(name: str) -> str:
 
 
 def _short_mangled(name: str) -> str:
-    """`short_name` of a mangled name; the name itself if it begins with no identifier."""
+    """Return `short_name` of a mangled name; the name itself if it begins with no identifier."""
     parts, at = _identifiers(name, 0)
     short = "::".join(parts)
     if _ANY_KERNEL.search(short):
@@ -212,7 +220,7 @@ def _short_mangled(name: str) -> str:
 
 
 def _identifiers(name: str, at: int) -> tuple[list[str], int]:
-    """The parts of a qualified name in a mangled one, and where they end."""
+    """Return the parts of a qualified name in a mangled one, and the position of their end."""
     parts: list[str] = []
     length = _FIRST_LENGTH.match(name, at)
     while length is not None and length.end() + int(length[1]) <= len(name):
@@ -227,19 +235,19 @@ def _running(events: Iterable[DeviceEvent | HostEvent]) -> Intervals:
 
 
 def _unlaunched(trace: RankTrace) -> Iterator[tuple[float, float]]:
-    """The part of each gap before the host had returned from launching what ends the gap.
+    """Yield the part of each gap before the host returned from the launch that ends the gap.
 
-    A gap that nothing ends is the host's: it has nothing in flight.
+    A gap that no launch ends is host-bound: the host has nothing in flight.
     """
     first = min((s.start_us for s in trace.steps), default=0.0)
     last = max((s.end_us for s in trace.steps), default=0.0)
     busy = _running(trace.device)
-    # start of device work -> when the host had launched the first that starts then
+    # start of device work -> end of the earliest launch among the work that starts then
     next_launch: dict[float, float] = {}
     for event in trace.device:
         if (call := trace.launches.get(event.correlation)) is not None:
-            known = next_launch.get(event.start_us, call.end_us)
-            next_launch[event.start_us] = min(call.end_us, known)
+            earliest = next_launch.get(event.start_us, call.end_us)
+            next_launch[event.start_us] = min(call.end_us, earliest)
     for start, end in zip([-inf, *busy.ends], [*busy.starts, inf], strict=True):
         launch = next_launch.get(end, start if end < inf else last)
         yield max(start, first), min(end, launch, last)

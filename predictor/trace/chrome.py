@@ -32,11 +32,11 @@ Event = dict[str, Any]
 def chrome_trace(
     prediction: Prediction, *, iterations: int = 2, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The trace of the last iterations before the steady state is reached.
+    """Return the trace of the last iterations before the steady state is reached.
 
     Args:
         prediction: of one plan.
-        iterations: how many to show, >= 1; fewer if the simulation kept fewer. Two show how
+        iterations: number to show, >= 1; fewer if the simulation kept fewer. Two show how
             pipelined iterations overlap.
         meta: goes into ``otherData``, which Perfetto shows under "Info".
 
@@ -70,13 +70,13 @@ def chrome_trace(
 
 
 def process_names(graph: Graph, processes: Sequence[int], names: Sequence[str]) -> Iterator[Event]:
-    """Metadata that names the process of each rank and its tracks."""
+    """Yield the metadata that names the process of each rank and its tracks."""
     for process, name in zip(processes, names, strict=True):
         yield from named_process(process, name, _tracks(graph))
 
 
 def named_process(process: int, name: str, tracks: Mapping[str, int]) -> Iterator[Event]:
-    """Metadata of one process: its name, and the names of its tracks by their thread ids."""
+    """Yield the metadata of one process: its name, and the names of its tracks by thread id."""
     yield _meta("process_name", process, 0, {"name": name})
     yield _meta("process_sort_index", process, 0, {"sort_index": process})
     for track_name, track in tracks.items():
@@ -93,11 +93,11 @@ def step_events(
     *,
     iteration: int = 0,
 ) -> Iterator[Event]:
-    """What runs in one simulated step: issue on the host, wait for other ranks, execution.
+    """Yield the events of one simulated step: issue on the host, wait for ranks, execution.
 
     Args:
-        path: the critical path; its operations are marked, and what the host issues meanwhile
-            where it leads over the host.
+        path: the critical path. Its operations are marked; where it leads over the host, so are
+            the issues of that time.
         origin_ms: time of the simulation that becomes 0.
         processes: of each rank of the graph.
         iteration: goes into the arguments of the events.
@@ -117,7 +117,7 @@ def step_events(
         if op.scope is not None:
             args["ranks"] = op.scope
         waits = op.scope is not None and start - ready > TOLERANCE_MS
-        # name, category, track, times, and as what it is on the critical path
+        # name, category, track, start, end, and its name on the critical path
         stretches = (
             (f"issue {op.name}", op.phase, _host_track(op), issue - op.host_ms, issue, HOST_NAME),
             (f"wait for ranks: {op.name}", WAIT, op.stream, ready, start if waits else ready, ""),
@@ -131,16 +131,16 @@ def step_events(
                 for s in critical.get((on_path, rank), ())
             )
             times_us = (begun - origin_ms) * US_PER_MS, (over - begun) * US_PER_MS
-            found = {**args, "critical": True} if marked else args
-            yield _event(name, category, processes[rank], tracks[track], times_us, found)
+            event_args = {**args, "critical": True} if marked else args
+            yield _event(name, category, processes[rank], tracks[track], times_us, event_args)
 
 
 def _tracks(graph: Graph) -> dict[str, int]:
-    """Track -> thread id: host threads, then streams, in one order for all pipelines."""
+    """Map tracks to thread ids: host threads, then streams, in one order for all pipelines."""
     hosts = (_host_track(op) for op in graph.ops)
     streams = {op.stream for op in graph.ops}
-    known = [stream for stream in STREAMS if stream in streams]
-    names = dict.fromkeys((HOST_TRACK, *hosts, *known, *sorted(streams)))
+    ordered = [stream for stream in STREAMS if stream in streams]
+    names = dict.fromkeys((HOST_TRACK, *hosts, *ordered, *sorted(streams)))
     return {name: i for i, name in enumerate(names)}
 
 
@@ -155,7 +155,7 @@ def _meta(name: str, rank: int, track: int, args: Event) -> Event:
 def _event(
     name: str, category: str, process: int, track: int, times_us: tuple[float, float], args: Event
 ) -> Event:
-    """A complete event with its start and duration."""
+    """Return a complete event with its start and duration."""
     start, duration = times_us
     return {
         "ph": "X",
@@ -175,11 +175,11 @@ def comparison_trace(
     *,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The Chrome trace.
+    """Return the Chrome trace of measured ranks, each with its prediction below it.
 
     Args:
-        traces: those that were simulated, in that order.
-        simulated: the prediction; None draws only what was measured.
+        traces: the simulated ones, in the order of the simulation.
+        simulated: the prediction; None draws the measurement alone.
 
     Returns:
         The JSON object: processes "rank 0 measured", "rank 0 predicted", ... Times count from the

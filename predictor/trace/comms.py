@@ -1,6 +1,6 @@
-"""What a collective kernel of a Kineto trace exchanged.
+"""Sizes and groups of the collective kernels of a Kineto trace.
 
-Since 2024 the arguments of the kernel say it ("Collective name", "In msg nelems", ...); before that
+Since 2024 the kernel's own arguments hold them ("Collective name", "In msg nelems", ...). Before,
 the host events around its launch do: `record_param_comms`, `nccl:all_to_all` and the like,
 `c10d::alltoall_base_`. For each field the first source that has it counts.
 """
@@ -16,7 +16,7 @@ from functools import cache, reduce
 from math import prod
 from typing import Any
 
-from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, said_around
+from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, values_around
 
 KERNEL = re.compile(r"(void )?(nccl|rccl|mscclKernel)", re.IGNORECASE)
 HOST_NAME = re.compile(r"record_param_comms$|c10d::|nccl:")
@@ -51,25 +51,25 @@ NOTHING = CollectiveCall()
 
 
 def item_bytes(name: object) -> int | None:
-    """Bytes of one item of a type; None if it is not known."""
+    """Return the bytes of one item of a type; None for an unknown type."""
     if not isinstance(name, str):
         return None
     return ITEM_BYTES.get(name.lower().removeprefix("c10::"))
 
 
 def collective_kind(name: str) -> str:
-    """`CollectiveCall.op` of a kernel, op or "Collective name"."""
+    """Return the `CollectiveCall.op` of a kernel, op or "Collective name"."""
     plain = name.lower().replace("_", "")
     return next((kind for part, kind in KINDS if part in plain), "other")
 
 
 def is_collective(name: str, args: Mapping[str, Any]) -> bool:
-    """True for a kernel that exchanges data between ranks."""
+    """Return True for a kernel that exchanges data between ranks."""
     return KERNEL.match(name) is not None or "Collective name" in args
 
 
 def info_of_args(args: Mapping[str, Any]) -> CollectiveCall | None:
-    """From the arguments that kernels and `record_param_comms` carry since 2024."""
+    """Read a collective from the arguments of kernels and `record_param_comms` since 2024."""
     name = args.get("Collective name")
     if not isinstance(name, str):
         return None
@@ -87,7 +87,7 @@ def info_of_args(args: Mapping[str, Any]) -> CollectiveCall | None:
 
 
 def info_of_host(event: HostEvent) -> CollectiveCall:
-    """From the name and the shape of the first input of a host event."""
+    """Read a collective from the name and first input shape of a host event."""
     kind = collective_kind(event.name)
     op = "" if kind == "other" else kind
     if not event.shapes or not event.dtypes or not event.shapes[0]:
@@ -100,7 +100,7 @@ def info_of_host(event: HostEvent) -> CollectiveCall:
 
 
 def size_notes(device: Iterable[DeviceEvent]) -> tuple[str, ...]:
-    """A note on how many collectives have no size, if any."""
+    """Return a note on the number of collectives without a size, if there are any."""
     count = sum(e.collective is not None and e.collective.size_bytes is None for e in device)
     if not count:
         return ()
@@ -108,14 +108,14 @@ def size_notes(device: Iterable[DeviceEvent]) -> tuple[str, ...]:
 
 
 def groups_of(config: object) -> dict[str, tuple[int, ...]]:
-    """Name of a process group -> its ranks, from the list that describes a job's groups.
+    """Map the names of process groups to their ranks, from the list of a job's groups.
 
     Args:
         config: ``pg_config`` of Kineto's ``distributedInfo``, or the input of the node
             ``## process_group:init ##`` of an execution trace. A group without ranks has the
             first ranks of the job, as many as its size.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    groups: dict[str, tuple[int, ...]] = {}
     for group in config if isinstance(config, list) else []:
         if not isinstance(group, dict) or not isinstance(group.get("pg_name"), str):
             continue
@@ -124,12 +124,12 @@ def groups_of(config: object) -> dict[str, tuple[int, ...]]:
         if not ranks and isinstance(size, int) and 0 < size <= MAX_RANKS:
             ranks = _every(0, 1, size)
         if ranks:
-            found[group["pg_name"]] = ranks
-    return found
+            groups[group["pg_name"]] = ranks
+    return groups
 
 
 def in_group(info: CollectiveCall, groups: Mapping[str, tuple[int, ...]]) -> CollectiveCall:
-    """With the ranks of its group, where only the name is known."""
+    """Return the call with the ranks of its group, where only the group's name is known."""
     if info.group is not None or info.group_name is None:
         return info
     return replace(info, group=groups.get(info.group_name))
@@ -157,53 +157,55 @@ def _group(args: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 @cache
 def _every(start: int, stride: int, size: int) -> tuple[int, ...]:
-    """Cached, because thousands of events share a few groups."""
+    """Return evenly spaced ranks; cached, because thousands of events share a few groups."""
     return tuple(range(start, start + stride * size, stride))
 
 
-def _splits(given: object, item: int | None) -> tuple[int, ...] | None:
-    sizes = int_list(given)
+def _splits(value: object, item: int | None) -> tuple[int, ...] | None:
+    sizes = int_list(value)
     if not sizes or item is None or min(sizes) < 0:
         return None
     return tuple(size * item for size in sizes)
 
 
-def int_list(given: object) -> tuple[int, ...] | None:
-    """A list of integers, or the text of one; None for anything else."""
-    if isinstance(given, str):
+def int_list(value: object) -> tuple[int, ...] | None:
+    """Return a list of integers, given as such or as text; None for anything else."""
+    if isinstance(value, str):
         try:
-            given = json.loads(given)
+            value = json.loads(value)
         except (ValueError, RecursionError):
             return None
-    if not isinstance(given, list):
+    if not isinstance(value, list):
         return None
-    if any(isinstance(x, bool) or not isinstance(x, int) for x in given):
+    if any(isinstance(x, bool) or not isinstance(x, int) for x in value):
         return None
-    return tuple(given)
+    return tuple(value)
 
 
 def infos_around(
     host: Iterable[HostEvent], described: Iterable[tuple[HostEvent, CollectiveCall]]
 ) -> Mapping[int | None, CollectiveCall]:
-    """Correlation of a launch -> what the host events around it say, the innermost first.
+    """Map the correlation of a launch to the collective that the host events around it describe.
+
+    Where they disagree the innermost event counts.
 
     Args:
         host: by start; events of a thread nest.
-        described: those of them that describe a collective.
+        described: the host events that describe a collective.
     """
     infos = {id(event): info for event, info in described}
-    around = said_around(host, infos)
-    return {launch: reduce(CollectiveCall.or_else, said) for launch, said in around.items()}
+    around = values_around(host, infos)
+    return {launch: reduce(CollectiveCall.or_else, calls) for launch, calls in around.items()}
 
 
 def with_order(
     device: Iterable[tuple[DeviceEvent, CollectiveCall]], launched: Mapping[int, HostEvent]
 ) -> list[DeviceEvent]:
-    """Collective kernels with their calls, counted per group in the order the host launched them.
+    """Number the collective kernels of each group in the order of their launches.
 
-    All ranks launch the collectives of a group in one order; kernels may start in another. Those
-    launched before the trace began, which may be more on one rank than on another, count
-    backwards from -1.
+    All ranks launch the collectives of a group in one order; kernels may start in another.
+    Collectives launched before the trace began count backwards from -1, because their number may
+    differ between ranks.
     """
     inside: list[tuple[float, DeviceEvent, CollectiveCall]] = []
     before: list[tuple[float, DeviceEvent, CollectiveCall]] = []
@@ -220,7 +222,7 @@ def _number_calls(
     device: list[tuple[float, DeviceEvent, CollectiveCall]], forwards: bool
 ) -> Iterator[DeviceEvent]:
     counts: dict[object, int] = defaultdict(int)
-    for _, event, info in sorted(device, key=lambda found: (found[0], found[1].start_us)):
+    for _, event, info in sorted(device, key=lambda entry: (entry[0], entry[1].start_us)):
         key = info.group_name or info.group
         order = counts[key] if forwards else -1 - counts[key]
         counts[key] += 1

@@ -1,4 +1,4 @@
-"""What a profiler recorded on one rank, for any file format.
+"""Events that a profiler recorded on one rank, for any file format.
 
 Times are microseconds on the clock of the trace, as PyTorch's profiler writes them.
 """
@@ -44,19 +44,19 @@ class HostEvent:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """What a collective exchanged, or what one source says of it.
+    """Kind, sizes and group of a collective, or the part of them that one source gives.
 
     Args:
         op: ``all_to_all``, ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast``,
             ``reduce``, ``send_recv`` or ``other``; empty where a source does not say.
-        size_bytes: input bytes of this rank; None where the trace does not say.
-        group: ranks that join; None: all, or not said.
+        size_bytes: input bytes of this rank; None: unknown.
+        group: ranks that join; None: all, or unknown.
         order: position among the collectives of its group, the same on every rank; negative
-            for those that were launched before the trace began, the last of them -1.
-        output_bytes: of this rank; None where the trace does not say.
+            for collectives launched before the trace began, the last of them -1.
+        output_bytes: of this rank; None: unknown.
         send_bytes, receive_bytes: of an all-to-all with uneven splits: one entry a rank of the
-            group; None where even or not said.
-        group_name: of the process group, the same on every rank; None where not said.
+            group; None: even, or unknown.
+        group_name: of the process group, the same on every rank; None: unknown.
     """
 
     op: str = ""
@@ -69,7 +69,7 @@ class CollectiveCall:
     group_name: str | None = None
 
     def or_else(self, other: CollectiveCall) -> CollectiveCall:
-        """These facts, completed from another source."""
+        """Return the call with its missing fields taken from another source."""
         missing = {
             f.name: getattr(other, f.name)
             for f in fields(self)
@@ -107,10 +107,10 @@ class MemoryEvent:
     """Memory that was allocated, or freed, as `profile_memory` records it.
 
     Args:
-        thread: that of the op that did it.
-        time_us: when.
-        size_bytes: negative where it was freed.
-        address: the same for both.
+        thread: thread of the op that allocated or freed.
+        time_us: time of the event.
+        size_bytes: negative where memory was freed.
+        address: the same for the allocation and its release.
     """
 
     thread: int
@@ -137,9 +137,9 @@ class RankTrace:
         device: by start.
         steps: in order; the whole trace where it has no markers.
         device_name: as the profiler calls the device; None where it does not say.
-        notes: what was missing and what was done instead, for the user.
+        notes: missing data and what replaced them, for the user.
         memory: of the device, or of the host where there is none; in order of time.
-        untraced_step_ms: what a step took without the profiler, where the recording says it.
+        untraced_step_ms: time of a step without the profiler, where the recording says it.
     """
 
     source: str
@@ -155,39 +155,39 @@ class RankTrace:
 
     @cached_property
     def launches(self) -> Mapping[int | None, HostEvent]:
-        """Correlation -> the runtime's call that launched device work."""
+        """Runtime calls that launched device work, by correlation."""
         return {e.correlation: e for e in self.host if e.correlation is not None}
 
     @cached_property
     def launched(self) -> Mapping[int | None, list[DeviceEvent]]:
-        """Correlation -> the device work of that launch, by start."""
-        found: dict[int | None, list[DeviceEvent]] = {}
+        """Device work of each launch in order of start, by correlation."""
+        by_launch: dict[int | None, list[DeviceEvent]] = {}
         for event in self.device:
             if event.correlation is not None:
-                found.setdefault(event.correlation, []).append(event)
-        return found
+                by_launch.setdefault(event.correlation, []).append(event)
+        return by_launch
 
 
-Said = TypeVar("Said")
+Value = TypeVar("Value")
 
 
-def said_around(
-    host: Iterable[HostEvent], said: Mapping[int, Said]
-) -> dict[int | None, list[Said]]:
-    """Correlation of a launch -> what is said of the host events around it, the innermost first.
+def values_around(
+    host: Iterable[HostEvent], values: Mapping[int, Value]
+) -> dict[int | None, list[Value]]:
+    """Map the correlation of a launch to the values of the host events around it, innermost first.
 
     Args:
         host: by start; events of a thread nest.
-        said: `id` of an event -> something.
+        values: by the `id` of a host event.
     """
-    around: dict[int, list[tuple[float, Said]]] = defaultdict(list)
-    found: dict[int | None, list[Said]] = {}
+    around: dict[int, list[tuple[float, Value]]] = defaultdict(list)
+    by_launch: dict[int | None, list[Value]] = {}
     for event in host:
         stack = around[event.thread]
         while stack and stack[-1][0] < event.start_us:
             stack.pop()
         if event.correlation is not None and stack:
-            found[event.correlation] = [value for _, value in reversed(stack)]
-        elif id(event) in said:
-            stack.append((event.end_us, said[id(event)]))
-    return found
+            by_launch[event.correlation] = [value for _, value in reversed(stack)]
+        elif id(event) in values:
+            stack.append((event.end_us, values[id(event)]))
+    return by_launch

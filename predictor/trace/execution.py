@@ -1,4 +1,4 @@
-"""PyTorch execution traces (ET): what ran and on which tensors, without times.
+"""PyTorch execution traces (ET): ops and their tensors in order, without times.
 
 Written by `torch.profiler.ExecutionTraceObserver`. Two layouts are read; each node shows which:
 up to 1.0.1 its fields lie flat (``parent``, ``rf_id``, ``inputs``, ``input_shapes``, ...); since
@@ -106,7 +106,7 @@ class Node:
         sequence: autograd's number that forward and backward share; -1: none.
         scope: `at::RecordScope`: 0 function, 1 backward function, 7 user annotation.
         schema: of the op, with the overload; empty for annotations.
-        comm: what a collective exchanges.
+        comm: sizes and group of a collective.
     """
 
     id: int
@@ -124,12 +124,12 @@ class Node:
 
 @dataclass(frozen=True)
 class ExecutionTrace:
-    """What one rank ran.
+    """Ops of one rank in the order in which they started.
 
     Args:
         schema: version that the file names.
         nodes: by id, thus in the order of their starts; without the roots.
-        notes: what was missing, for the user.
+        notes: missing data, for the user.
     """
 
     source: str
@@ -140,27 +140,31 @@ class ExecutionTrace:
     notes: tuple[str, ...] = field(default=())
 
     def collectives(self) -> Iterator[Node]:
-        """The nodes that exchange data between ranks, in order."""
+        """Return the nodes that exchange data between ranks, in order."""
         return (node for node in self.nodes if node.comm is not None)
 
     def op_counts(self) -> Counter[str]:
-        """Number of ops by name, without annotations."""
+        """Count the ops by name, without annotations."""
         return Counter(node.name for node in self.nodes if node.schema)
 
     def input_bytes(self) -> int:
-        """Bytes of all tensors that the innermost ops take: an upper bound of what they read."""
+        """Sum the input bytes of the innermost ops: an upper bound of the bytes they read."""
         callers = {node.parent for node in self.nodes}
         inner = (node for node in self.nodes if node.schema and node.id not in callers)
         return sum(t.size_bytes for n in inner for a in n.inputs for t in a.tensors())
 
 
 def execution_trace(source: str, document: Mapping[str, object]) -> ExecutionTrace:
-    """The trace that a document holds."""
+    """Read the trace in a document.
+
+    Raises:
+        InputError: it has no readable node.
+    """
     items = document[NODES]
-    given = items if isinstance(items, list) else []
+    raw_nodes = items if isinstance(items, list) else []
     nodes: list[Node] = []
     unreadable = 0
-    for item in given:
+    for item in raw_nodes:
         try:
             node = _node(_flat(item))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
@@ -171,10 +175,10 @@ def execution_trace(source: str, document: Mapping[str, object]) -> ExecutionTra
     if not nodes:
         raise InputError(f"{source}: an execution trace without nodes")
     ranks = Counter(rank for node in nodes if (rank := _rank(node)) is not None)
-    said = {"rank": ranks.most_common(1)[0][0]} if ranks else {}
-    rank, world_size, notes = rank_of(source, said, name_first=True)
+    distributed = {"rank": ranks.most_common(1)[0][0]} if ranks else {}
+    rank, world_size, notes = rank_of(source, distributed, name_first=True)
     if unreadable:
-        notes = (*notes, f"{unreadable:,} of {len(given):,} nodes could not be read")
+        notes = (*notes, f"{unreadable:,} of {len(raw_nodes):,} nodes could not be read")
     groups = _groups(nodes)
     grouped = (
         replace(node, comm=in_group(node.comm, groups)) if node.comm is not None else node
@@ -191,14 +195,14 @@ def execution_trace(source: str, document: Mapping[str, object]) -> ExecutionTra
 
 
 def _rank(node: Node) -> int | None:
-    """`record_param_comms` has the rank before the name of the collective."""
+    """Read the rank, which `record_param_comms` has before the name of the collective."""
     at = next((i for i, a in enumerate(node.inputs) if a.type == "String"), 0)
     rank = node.inputs[at - 1].value if node.name == COMMS and at > 0 else None
     return rank if isinstance(rank, int) else None
 
 
 def _groups(nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:
-    """Ranks of the job's process groups, as the node that lists them says."""
+    """Read the ranks of the job's process groups from the node that lists them."""
     config = next((node.inputs for node in nodes if node.name == GROUPS), ())
     try:
         return groups_of(json.loads(str(config[0].value)) if config else None)
@@ -207,38 +211,38 @@ def _groups(nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:
 
 
 def _flat(node: object) -> dict[str, Any]:
-    """A node of either layout with the names of the older one."""
+    """Return a node of either layout with the field names of the older one."""
     if not isinstance(node, dict):
         raise TypeError
     inputs, outputs = node["inputs"], node["outputs"]
     if not isinstance(inputs, dict):
         return node
     flat = {a["name"]: a["value"] for a in node.get("attrs", ())}
-    for side, given in (("input", inputs), ("output", outputs)):
-        flat[f"{side}s"] = given["values"]
-        flat[f"{side}_shapes"] = given["shapes"]
-        flat[f"{side}_types"] = given["types"]
-        flat[f"{side}_strides"] = given.get("strides", ())
+    for side, arguments in (("input", inputs), ("output", outputs)):
+        flat[f"{side}s"] = arguments["values"]
+        flat[f"{side}_shapes"] = arguments["shapes"]
+        flat[f"{side}_types"] = arguments["types"]
+        flat[f"{side}_strides"] = arguments.get("strides", ())
     return {**flat, "id": node["id"], "name": node["name"], "parent": node["ctrl_deps"]}
 
 
-def _node(given: Mapping[str, Any]) -> Node:
-    name = given["name"]
+def _node(fields: Mapping[str, Any]) -> Node:
+    name = fields["name"]
     if not isinstance(name, str):
         raise TypeError
-    inputs, outputs = _arguments(given, "input"), _arguments(given, "output")
+    inputs, outputs = _arguments(fields, "input"), _arguments(fields, "output")
     return Node(
-        id=_whole(given["id"]),
-        parent=_whole(given["parent"]),
+        id=_whole(fields["id"]),
+        parent=_whole(fields["parent"]),
         name=sys.intern(name),
         inputs=inputs,
         outputs=outputs,
-        record=_whole(given["rf_id"]) if "rf_id" in given else None,
-        thread=_whole(given.get("tid", 0)),
-        sequence=_whole(given.get("seq_id", -1)),
-        scope=_whole(given.get("scope", 0)),
-        schema=sys.intern(str(given.get("op_schema", ""))),
-        comm=_comm(given, inputs, outputs) if name == COMMS else None,
+        record=_whole(fields["rf_id"]) if "rf_id" in fields else None,
+        thread=_whole(fields.get("tid", 0)),
+        sequence=_whole(fields.get("seq_id", -1)),
+        scope=_whole(fields.get("scope", 0)),
+        schema=sys.intern(str(fields.get("op_schema", ""))),
+        comm=_comm(fields, inputs, outputs) if name == COMMS else None,
     )
 
 
@@ -248,39 +252,39 @@ def _whole(value: object) -> int:
     return value
 
 
-def _arguments(given: Mapping[str, Any], side: str) -> tuple[Argument, ...]:
-    values, shapes, types = given[f"{side}s"], given[f"{side}_shapes"], given[f"{side}_types"]
-    strides = given.get(f"{side}_strides") or [[]] * len(values)
+def _arguments(fields: Mapping[str, Any], side: str) -> tuple[Argument, ...]:
+    values, shapes, types = fields[f"{side}s"], fields[f"{side}_shapes"], fields[f"{side}_types"]
+    strides = fields.get(f"{side}_strides") or [[]] * len(values)
     return tuple(
         Argument(_value(v, str(t)), _shape(s), sys.intern(str(t)), _shape(w))
         for v, s, t, w in zip(values, shapes, types, strides, strict=True)
     )
 
 
-def _value(given: object, kind: str) -> Value:
-    if kind == "None" or given == "<None>":
+def _value(value: object, kind: str) -> Value:
+    if kind == "None" or value == "<None>":
         return None
-    if isinstance(given, list):
+    if isinstance(value, list):
         # types nest without saying which item is which
-        listed = "Tensor(" in kind and len(given) == 6 and isinstance(given[5], str)
+        listed = "Tensor(" in kind and len(value) == 6 and isinstance(value[5], str)
         if listed or TENSOR.match(kind):
-            return _tensor(given)
-        return tuple(_value(item, kind) for item in given)
-    if given is None or isinstance(given, (bool, int, float, str)):
-        return given
+            return _tensor(value)
+        return tuple(_value(item, kind) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     raise TypeError
 
 
-def _tensor(given: Sequence[Any]) -> Tensor:
-    number, storage, offset, numel, item_bytes = (_whole(n) for n in given[:5])
-    device = sys.intern(str(given[5])) if len(given) > 5 else ""
+def _tensor(items: Sequence[Any]) -> Tensor:
+    number, storage, offset, numel, item_bytes = (_whole(n) for n in items[:5])
+    device = sys.intern(str(items[5])) if len(items) > 5 else ""
     return Tensor(number, storage, offset, numel, item_bytes, device)
 
 
-def _shape(given: object) -> Shape:
-    if not isinstance(given, list):
+def _shape(sizes: object) -> Shape:
+    if not isinstance(sizes, list):
         raise TypeError
-    return tuple(_shape(s) if isinstance(s, list) else _whole(s) for s in given)
+    return tuple(_shape(s) if isinstance(s, list) else _whole(s) for s in sizes)
 
 
 def _tensors(value: Value) -> Iterator[Tensor]:
@@ -292,25 +296,28 @@ def _tensors(value: Value) -> Iterator[Tensor]:
 
 
 def _comm(
-    given: Mapping[str, Any], inputs: Sequence[Argument], outputs: Sequence[Argument]
+    fields: Mapping[str, Any], inputs: Sequence[Argument], outputs: Sequence[Argument]
 ) -> CollectiveCall | None:
-    """From the attributes, or from the inputs ``tensor, sequence number, group, rank, name,
-    input splits, output splits`` (PyTorch `torch/csrc/distributed/c10d/ParamCommsUtils.hpp`)."""
-    described = info_of_args({ATTRS[k]: v for k, v in given.items() if k in ATTRS})
+    """Read a collective from its attributes, or else from its inputs.
+
+    The inputs are ``tensor, sequence number, group, rank, name, input splits, output splits``
+    (PyTorch `torch/csrc/distributed/c10d/ParamCommsUtils.hpp`).
+    """
+    described = info_of_args({ATTRS[k]: v for k, v in fields.items() if k in ATTRS})
     name = next((a.value for a in inputs if a.type == "String"), None)
     if not isinstance(name, str) or name in WAITS:
         return described if described and name not in WAITS else None
     sent, received = _bytes(inputs[:1]), _bytes(outputs[:1])
     at = [a.type for a in inputs].index("String")
     item = next((t.item_bytes for t in inputs[0].tensors()), None)
-    seen = CollectiveCall(
+    from_inputs = CollectiveCall(
         collective_kind(name),
         sent,
         output_bytes=received,
         send_bytes=_splits(inputs[at + 1 : at + 2], item),
         receive_bytes=_splits(inputs[at + 2 : at + 3], item),
     )
-    return described.or_else(seen) if described else seen
+    return described.or_else(from_inputs) if described else from_inputs
 
 
 def _bytes(arguments: Iterable[Argument]) -> int | None:

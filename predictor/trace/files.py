@@ -1,4 +1,4 @@
-"""Trace files: plain or gzipped JSON, alone, in folders or in tars, and the rank each is of."""
+"""Trace files: plain or gzipped JSON, alone, in folders or in tars, and the rank of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TraceFile:
 
     Args:
         source: the file as the user knows it; of a tar ``archive:member``.
-        text: what it holds; bytes that are no UTF-8 are U+FFFD.
+        text: its content; bytes that are no UTF-8 are U+FFFD.
         named: the user gave this very file; False: it was found in a folder or tar.
     """
 
@@ -42,7 +42,7 @@ class TraceFile:
 
 
 def open_traces(paths: Iterable[str | Path]) -> Iterator[TraceFile]:
-    """Every document under these paths: files, folders (not what lies deeper), tars."""
+    """Yield every document under these paths: files, folders (without subfolders), tars."""
     for path in paths:
         path = Path(path)
         if path.is_dir():
@@ -82,7 +82,7 @@ def _open(path: Path, *, named: bool) -> Iterator[TraceFile]:
 
 
 def _neighbour(path: Path) -> str:
-    """The nearest name in the folder, or which folder is missing."""
+    """Suggest the nearest name in the folder, or name the folder that is missing."""
     if not path.parent.is_dir():
         return f"; there is no directory {path.parent}"
     with suppress(OSError):
@@ -91,7 +91,7 @@ def _neighbour(path: Path) -> str:
 
 
 def _unpack(file: IO[bytes]) -> io.BufferedReader:
-    """A stream of the content, whatever the suffix; both kinds can be peeked into."""
+    """Return a stream of the content, whatever the suffix; both kinds can be peeked into."""
     plain = cast("io.BufferedReader", file)
     if plain.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC):
         return cast("io.BufferedReader", gzip.GzipFile(fileobj=plain))
@@ -102,8 +102,8 @@ def _document(stream: io.BufferedReader, source: str, *, named: bool) -> TraceFi
     start = stream.peek(1)[:64].removeprefix(b"\xef\xbb\xbf").lstrip()
     if not start or start[:1] not in b"{[":
         first = start.decode("utf-8", errors="replace")[:1]
-        given = f"starts with {first!r}" if first else "is empty"
-        raise InputError(f"{source}: not a trace: {given}; a trace is JSON, alone or gzipped")
+        problem = f"starts with {first!r}" if first else "is empty"
+        raise InputError(f"{source}: not a trace: {problem}; a trace is JSON, alone or gzipped")
     # names may hold any bytes
     decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
     text = io.StringIO()
@@ -116,22 +116,22 @@ def _document(stream: io.BufferedReader, source: str, *, named: bool) -> TraceFi
 
 
 def _members(stream: io.BufferedReader, archive: str) -> Iterator[TraceFile]:
-    found = False
+    any_member = False
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             name = Path(member.name).name
             content = tar.extractfile(member) if member.isfile() else None
             if content is not None and _is_candidate(name):
-                found = True
+                any_member = True
                 with _readable(f"{archive}:{name}"):
                     yield _document(_unpack(content), f"{archive}:{name}", named=False)
-    if not found:
+    if not any_member:
         raise InputError(f"{archive}: no trace files in this archive; looked for *.json, *.json.gz")
 
 
 @contextmanager
 def _readable(source: str) -> Iterator[None]:
-    """Turns errors of unpacking into messages."""
+    """Turn errors of unpacking into messages."""
     try:
         yield
     except EOFError:
@@ -147,11 +147,11 @@ def _readable(source: str) -> Iterator[None]:
 def read_json(
     file: TraceFile, hook: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any] | list[Any]:
-    """The document, an object or an array (chrome://tracing allows that).
+    """Parse a document, an object or an array (chrome://tracing allows that).
 
     Args:
-        hook: what stands for a JSON object, innermost first; events become records as they are
-            read, so that few of them are in memory as JSON.
+        hook: replaces each JSON object, innermost first; events become records as they are read,
+            so that few of them are in memory as JSON.
     """
     try:
         # profilers write tabs and the like into names as they are
@@ -159,10 +159,10 @@ def read_json(
     except RecursionError:
         raise InputError(f"{file.source}: nested too deeply") from None
     except json.JSONDecodeError as error:
-        found = repr(file.text[error.pos :][:20]) if error.pos < len(file.text) else "the end"
+        excerpt = repr(file.text[error.pos :][:20]) if error.pos < len(file.text) else "the end"
         raise InputError(
             f"{file.source}: not JSON, or cut off: {error.msg}, at character {error.pos:,}, "
-            f"found {found}"
+            f"found {excerpt}"
         ) from None
     except ValueError as error:
         raise InputError(f"{file.source}: not JSON: {error}") from None
@@ -176,16 +176,16 @@ OF_IN_NAME = re.compile(r"rank[-_]?\d+[-_]?of[-_]?(\d{1,7})", re.IGNORECASE)
 def rank_of(
     source: str, distributed: object, *, name_first: bool = False
 ) -> tuple[int, int | None, tuple[str, ...]]:
-    """Rank, world size (None: unknown), and notes on what had to be guessed.
+    """Return rank, world size (None: unknown), and notes on guesses.
 
     Args:
         source: path of the file, whose name often holds the rank.
-        distributed: what the document says, such as Kineto's ``distributedInfo``.
+        distributed: entry of the document, such as Kineto's ``distributedInfo``.
         name_first: prefer the rank in the name.
     """
     name = re.split(r"[/\\:]", source)[-1]
-    said = distributed if isinstance(distributed, Mapping) else {}
-    rank, world_size = _count(said.get("rank"), 0), _count(said.get("world_size"), 1)
+    info = distributed if isinstance(distributed, Mapping) else {}
+    rank, world_size = _count(info.get("rank"), 0), _count(info.get("world_size"), 1)
     if world_size is None and (match := OF_IN_NAME.search(name)):
         world_size = int(match[1]) or None
     match = IN_NAME.search(name)

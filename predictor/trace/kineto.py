@@ -59,19 +59,19 @@ STEP = re.compile(r"ProfilerStep#(\d+)$")
 
 TRACE_EVENTS = "traceEvents"
 TAKEN = object()
-"""Stands for an event in the document once it was taken."""
+"""Placeholder of an event in the document after it was read."""
 MEMORY = "[memory]"
-"""Name of what ``profile_memory`` adds (kineto, torch/csrc/profiler/kineto_shim.cpp)."""
+"""Name of the events that ``profile_memory`` adds (torch/csrc/profiler/kineto_shim.cpp)."""
 
 Args = Mapping[str, Any]
 
 
 RECORDING = "shardopt"
-"""Key of a trace's metadata under which a recording says what it measured beside the trace."""
+"""Key of a trace's metadata for the measurements that a recording made beside the trace."""
 
 
 class KinetoReader:
-    """Takes the events of a document one by one, as they are read."""
+    """Reader that takes the events of a document one by one, as they are parsed."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -81,26 +81,26 @@ class KinetoReader:
         self.host_comms: list[tuple[HostEvent, CollectiveCall]] = []
         self.launched: dict[int, HostEvent] = {}
         self.threads: dict[str, int] = {}
-        self.known: dict[Any, Any] = {}
+        self.interned: dict[Any, Any] = {}
         self.devices: set[int] = set()
         self.memory: dict[bool, list[MemoryEvent]] = {True: [], False: []}
         self.unreadable = 0
         self.total = 0
 
-    def take(self, found: dict[str, Any]) -> object:
-        """`TAKEN` for an event; any other object of the document as it is."""
-        if "ph" not in found:
-            return found
-        category = found.get("cat")
+    def take(self, item: dict[str, Any]) -> object:
+        """Read an event and return `TAKEN`; return any other object of the document as it is."""
+        if "ph" not in item:
+            return item
+        category = item.get("cat")
         try:
-            if found["ph"] == "i" and found.get("name") == MEMORY:
-                self._memory(found)
-            elif found["ph"] == "X" and isinstance(category, str):
+            if item["ph"] == "i" and item.get("name") == MEMORY:
+                self._memory(item)
+            elif item["ph"] == "X" and isinstance(category, str):
                 category = category.lower()
                 if category in HOST_KINDS:
-                    self._host(found, HOST_KINDS[category])
+                    self._host(item, HOST_KINDS[category])
                 elif category in DEVICE_KINDS:
-                    self._device(found, DEVICE_KINDS[category])
+                    self._device(item, DEVICE_KINDS[category])
         except (KeyError, TypeError, ValueError, OverflowError):
             self.unreadable += 1
         return TAKEN
@@ -110,8 +110,8 @@ class KinetoReader:
         size, address = _whole(args, "Bytes"), _whole(args, "Addr")
         if size is None or address is None:
             raise TypeError
-        made = MemoryEvent(self._thread(event["tid"]), _times(event)[0], size, address)
-        self.memory[_whole(args, "Device Type") != 0].append(made)
+        memory_event = MemoryEvent(self._thread(event["tid"]), _times(event)[0], size, address)
+        self.memory[_whole(args, "Device Type") != 0].append(memory_event)
 
     def _host(self, event: Args, kind: HostKind) -> None:
         args, name = _args(event), _name(event)
@@ -121,7 +121,7 @@ class KinetoReader:
             dims, types = args.get("Input Dims", args.get("Input dims")), args.get("Input type")
             shapes = self._once(tuple(map(tensor_shape, dims)) if isinstance(dims, list) else ())
             dtypes = self._once(tuple(map(str, types)) if isinstance(types, list) else ())
-        made = HostEvent(
+        host_event = HostEvent(
             name,
             "annotation" if STEP.match(name) else kind,
             self._thread(event["tid"]),
@@ -134,21 +134,25 @@ class KinetoReader:
             external=None if runtime else _whole(args, "External id", "external id"),
             record=_whole(args, "Record function id"),
         )
-        self.host.append(made)
-        if made.correlation is not None:
-            self.launched[made.correlation] = made
+        self.host.append(host_event)
+        if host_event.correlation is not None:
+            self.launched[host_event.correlation] = host_event
         elif HOST_NAME.match(name):
-            self.host_comms.append((made, info_of_args(args) or info_of_host(made)))
+            self.host_comms.append((host_event, info_of_args(args) or info_of_host(host_event)))
 
     def _once(self, value: tuple[Any, ...]) -> Any:
-        """One object for equal values, as a few occur thousands of times; None for none."""
-        return self.known.setdefault(value, value) or None
+        """Share one object among equal values, as a few occur thousands of times.
+
+        Returns:
+            None for an empty value.
+        """
+        return self.interned.setdefault(value, value) or None
 
     def _device(self, event: Args, kind: DeviceKind) -> None:
         args, name = _args(event), _name(event)
         start, end = _times(event)
         stream, device = _whole(args, "stream"), _whole(args, "device", "Device")
-        made = DeviceEvent(
+        device_event = DeviceEvent(
             name,
             kind,
             int(event["tid"]) if stream is None else stream,
@@ -161,26 +165,26 @@ class KinetoReader:
         if device is not None:
             self.devices.add(device)
         if kind == "kernel" and is_collective(name, args):
-            self.comms.append((made, info_of_args(args) or NOTHING))
+            self.comms.append((device_event, info_of_args(args) or NOTHING))
         else:
-            self.device.append(made)
+            self.device.append(device_event)
 
-    def _thread(self, given: object) -> int:
-        """Threads are numbers, except for tracks that a tool named."""
-        if isinstance(given, int):
-            return given
-        return self.threads.setdefault(str(given), -1 - len(self.threads))
+    def _thread(self, tid: object) -> int:
+        """Return the number of a thread; tracks that a tool named get negative ones."""
+        if isinstance(tid, int):
+            return tid
+        return self.threads.setdefault(str(tid), -1 - len(self.threads))
 
     def finish(self, document: Mapping[str, object]) -> RankTrace:
-        """The trace, once all events were taken.
+        """Return the trace, once all events were taken.
 
         Args:
-            document: without its events; what could not be one is left in their array.
+            document: its array of events holds `TAKEN`, and items that are no events.
         """
         events = document[TRACE_EVENTS]
-        left = events if isinstance(events, list) else []
-        self.total = len(left)
-        self.unreadable += sum(e is not TAKEN and not isinstance(e, dict) for e in left)
+        rest = events if isinstance(events, list) else []
+        self.total = len(rest)
+        self.unreadable += sum(e is not TAKEN and not isinstance(e, dict) for e in rest)
         self.host.sort(key=lambda e: (e.start_us, -e.end_us))
         around = infos_around(self.host, self.host_comms)
         distributed = document.get("distributedInfo")
@@ -247,13 +251,16 @@ def _times(event: Args) -> tuple[float, float]:
 
 
 WARPS_PER_SM = 64
-"""What one multiprocessor holds (CUDA C++ Programming Guide, compute capabilities; 7.5 and 8.6 hold
-fewer, so that waves come out smaller there)."""
+"""Most warps on one multiprocessor (CUDA C++ Programming Guide, compute capabilities; 7.5 and 8.6
+hold fewer, so that waves come out smaller there)."""
 
 
 def _waves(args: Args) -> float | None:
-    """A kernel's blocks over those that fit at once: ``warps per SM`` counts all of them, ``est.
-    achieved occupancy %`` what is resident (kineto `libkineto/src/CuptiActivity.cpp`)."""
+    """Return a kernel's blocks over the blocks that fit on the device at once.
+
+    ``warps per SM`` counts all blocks, ``est. achieved occupancy %`` the resident ones (kineto
+    `libkineto/src/CuptiActivity.cpp`).
+    """
     warps, occupancy = args.get("warps per SM"), args.get("est. achieved occupancy %")
     if not isinstance(warps, int | float) or not isinstance(occupancy, int | float):
         return None
@@ -261,7 +268,7 @@ def _waves(args: Args) -> float | None:
 
 
 def _whole(args: Args, *names: str) -> int | None:
-    """The first of these arguments that is there; older schemas use other names."""
+    """Return the first of these arguments that is present; older schemas use other names."""
     for name in names:
         value = args.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -269,13 +276,13 @@ def _whole(args: Args, *names: str) -> int | None:
     return None
 
 
-def tensor_shape(given: object) -> tuple[int, ...]:
-    """Of a tensor, or of the only one of a list; empty for what has none."""
-    if isinstance(given, list | tuple):
-        if len(given) == 1 and isinstance(given[0], list | tuple):
-            given = given[0]
-        if all(isinstance(size, int) and size >= 0 for size in given):
-            return tuple(given)
+def tensor_shape(shape: object) -> tuple[int, ...]:
+    """Return the shape of a tensor, or of the only tensor of a list; empty for anything else."""
+    if isinstance(shape, list | tuple):
+        if len(shape) == 1 and isinstance(shape[0], list | tuple):
+            shape = shape[0]
+        if all(isinstance(size, int) and size >= 0 for size in shape):
+            return tuple(shape)
     return ()
 
 
@@ -284,33 +291,35 @@ def _device_name(properties: object, used: Iterable[int]) -> str | None:
     for device in properties if isinstance(properties, list) else []:
         if isinstance(device, dict) and isinstance(device.get("name"), str):
             named[str(device.get("id"))] = device["name"]
-    wanted = [named[str(d)] for d in sorted(used) if str(d) in named]
-    return next(iter([*wanted, *named.values()]), None)
+    used_names = [named[str(d)] for d in sorted(used) if str(d) in named]
+    return next(iter([*used_names, *named.values()]), None)
 
 
 def _steps(
     host: list[HostEvent], device: list[DeviceEvent]
 ) -> tuple[tuple[TraceStep, ...], tuple[str, ...]]:
-    """Steps by their markers; the whole trace if it has no markers."""
+    """Return the steps by their markers; the whole trace if it has no markers."""
     markers: dict[str, HostEvent] = {}
     for event in host:
         if STEP.match(event.name):
             markers.setdefault(event.name, event)
-    found = sorted(markers.values(), key=lambda e: e.start_us)
-    if not found:
+    ordered = sorted(markers.values(), key=lambda e: e.start_us)
+    if not ordered:
         events: list[HostEvent | DeviceEvent] = [*host, *device]
         start, end = min(e.start_us for e in events), max(e.end_us for e in events)
         return (TraceStep("whole trace", start, end),), (
             "no ProfilerStep markers (call profiler.step() after each iteration): "
             "the whole trace counts as one step",
         )
-    ends = [*(e.start_us for e in found[1:]), found[-1].end_us]
-    return tuple(TraceStep(e.name, e.start_us, end) for e, end in zip(found, ends, strict=True)), ()
+    ends = [*(e.start_us for e in ordered[1:]), ordered[-1].end_us]
+    return tuple(
+        TraceStep(e.name, e.start_us, end) for e, end in zip(ordered, ends, strict=True)
+    ), ()
 
 
-def _untraced_step_ms(said: object) -> float | None:
-    """What `shardopt.torchrec.record` wrote of steps without the profiler."""
-    found = said.get("step_ms") if isinstance(said, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int | float):
+def _untraced_step_ms(recording: object) -> float | None:
+    """Read the time of a step without the profiler, as `shardopt.torchrec.record` wrote it."""
+    step_ms = recording.get("step_ms") if isinstance(recording, dict) else None
+    if isinstance(step_ms, bool) or not isinstance(step_ms, int | float):
         return None
-    return float(found) if 0 < found < math.inf else None
+    return float(step_ms) if 0 < step_ms < math.inf else None

@@ -1,12 +1,12 @@
-"""What the phases of a traced job took: lookups, exchanges and the dense part, rank by rank.
+"""Times of the phases of a traced job: lookups, exchanges and the dense part, rank by rank.
 
-`measured_phases` is what `predictor.learn` holds against a prediction; `traced_dense` the measured
-form of a model file's ``dense``. Where a device was traced, its kernels count, by the ops that
-launched them; else the time of the host's main thread, in whose dense part lookups, collectives and
-the preparation of batches are left out.
+`measured_phases` gives the times that `predictor.learn` compares with a prediction; `traced_dense`
+gives the measured form of a model file's ``dense``. Where a device was traced, its kernels count,
+by the ops that launched them. Else the time of the host's main thread counts; its dense part leaves
+out lookups, collectives and the preparation of batches.
 
-An exchange takes as long as on the rank that came last to it, which waited for nobody. Where it ran
-beside other work of the same core, nothing says whose time it was: the overlap is its error.
+An exchange takes as long as on the rank that came last to it, which waited for nobody. Where it
+overlaps other work on the same core, the trace cannot divide the time: the overlap is its error.
 
 Lookups, the distribution of ids and outputs, and collectives are known by the annotations of
 TorchRec's modules and train pipelines (distributed/types.py, embeddingbag.py, train_pipelines.py),
@@ -58,15 +58,13 @@ OPTIMIZER = re.compile(r"## optimizer|## zero_grad|Optimizer\.(step|zero_grad)#"
 
 @dataclass(frozen=True)
 class Part:
-    """What a host event belongs to.
+    """A host event with the phase and the part of the model that it belongs to.
 
     Args:
-        event: itself.
-        phase: of the step.
         dense: False for embedding modules, collectives and the preparation of batches.
-        lookup: path of the embedding module and sharding type whose lookup it is part of.
-        outermost: of that lookup; others lie within it.
-        ids: part of the distribution of ids.
+        lookup: path of the embedding module and sharding type whose lookup contains the event.
+        outermost: the event is the outermost of that lookup.
+        ids: the event belongs to the distribution of ids.
     """
 
     event: HostEvent
@@ -78,7 +76,7 @@ class Part:
 
 
 def parts_of(trace: RankTrace) -> list[Part]:
-    """Every op, annotation and runtime call, thread by thread, each thread in order of start."""
+    """Classify every op, annotation and runtime call, thread by thread in order of start."""
     threads: dict[int, list[HostEvent]] = defaultdict(list)
     for event in trace.host:
         if not event.name.startswith("ProfilerStep#"):
@@ -91,7 +89,7 @@ def parts_of(trace: RankTrace) -> list[Part]:
 def _nested(
     events: Sequence[HostEvent], sparse: Mapping[int, tuple[str, str] | None]
 ) -> Iterable[Part]:
-    """The events of one thread; what nests belongs to what is around it."""
+    """Classify the events of one thread; a nested event belongs to the part around it."""
     around: list[Part] = []
     for event in events:
         while around and around[-1].event.end_us <= event.start_us:
@@ -133,9 +131,9 @@ def _is_sparse(event: HostEvent, sequences: Container[int]) -> bool:
 
 
 def _sparse_sequences(parts: Iterable[Part]) -> dict[int, tuple[str, str] | None]:
-    """Sequence numbers of nodes that ops of embedding modules created, and whose lookups they are.
+    """Map the sequence numbers of autograd nodes of embedding modules to their lookups.
 
-    An op that creates no node has the number of the next one that does: the last op counts.
+    An op that creates no node has the number of the next op that does: the last op counts.
     """
     last: dict[int, Part] = {}
     for part in parts:
@@ -162,8 +160,8 @@ class TracedDense:
 
     Args:
         measured: medians over ranks and steps.
-        steps: how many.
-        notes: how it was found out, and what is missing.
+        steps: their number.
+        notes: sources of the figures, and missing data.
     """
 
     measured: MeasuredDense
@@ -172,15 +170,15 @@ class TracedDense:
 
 
 def traced_dense(traces: Sequence[RankTrace], batch_size: int | None = None) -> TracedDense:
-    """The dense part of a job by the traces of its ranks.
+    """Measure the dense part of a job from the traces of its ranks.
 
     Args:
         traces: of one rank or more; steps without a backward are left out.
         batch_size: samples per rank; None: by the shapes of the loss.
     """
     readers = [_Steps(trace) for trace in traces]
-    found = [step for reader in readers for step in reader.steps()]
-    if not found:
+    steps = [step for reader in readers for step in reader.steps()]
+    if not steps:
         raise InputError(
             "no step of these traces holds the forward and the backward of a dense part; record "
             "training steps with ProfilerActivity.CPU (and CUDA on a GPU)"
@@ -189,13 +187,13 @@ def traced_dense(traces: Sequence[RankTrace], batch_size: int | None = None) -> 
     if batch_size is None:
         batch_size, how = _batch_size(readers)
         notes.append(how)
-    gradients = [s.gradient_bytes for s in found if s.gradient_bytes is not None]
+    gradients = [s.gradient_bytes for s in steps if s.gradient_bytes is not None]
     if not gradients:
         notes.append("no size of a gradient all-reduce is known, so gradient_mib is 0; set it")
-    activations = [s.activation_bytes for s in found if s.activation_bytes is not None]
+    activations = [s.activation_bytes for s in steps if s.activation_bytes is not None]
     if not activations:
         notes.append("activation_gib is left out: record the trace with profile_memory=True")
-    forward, backward, optimizer = (us(median(s.times[p] for s in found)) for p in PHASES)
+    forward, backward, optimizer = (us(median(s.times[p] for s in steps)) for p in PHASES)
     measured = MeasuredDense(
         batch_size=batch_size,
         forward_ms=forward,
@@ -205,12 +203,12 @@ def traced_dense(traces: Sequence[RankTrace], batch_size: int | None = None) -> 
         activation_bytes=round(median(activations)) if activations else None,
         optimizer=_optimizer(readers, notes),
     )
-    return TracedDense(measured, len(found), (*notes, *_doubts(traces, readers)))
+    return TracedDense(measured, len(steps), (*notes, *_doubts(traces, readers)))
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A collective of a rank, in us; ``beside``: the share of it in which its core did more."""
+    """A collective of a rank, in us; ``beside``: share of it in which its core also computed."""
 
     kind: str
     us: float
@@ -242,8 +240,8 @@ class _Step:
 
     @property
     def gradient_bytes(self) -> int | None:
-        known = [size for size in self.gradients if size is not None]
-        return sum(known) if known and len(known) == len(self.gradients) else None
+        sizes = [size for size in self.gradients if size is not None]
+        return sum(sizes) if sizes and len(sizes) == len(self.gradients) else None
 
 
 class _Steps:
@@ -257,7 +255,7 @@ class _Steps:
         }
 
     def steps(self) -> Iterator[_Step]:
-        """Those with a forward and a backward."""
+        """Yield the steps with a forward and a backward."""
         for index, step in enumerate(self.trace.steps):
             inside = [p for p in self.parts if step.start_us <= p.event.start_us < step.end_us]
             backward = [p.event for p in inside if p.phase == "backward"]
@@ -274,77 +272,80 @@ class _Steps:
                 "forward": (min(recorded), turn),
                 "backward": (turn, max(e.end_us for e in backward)),
             }
-            took = step.end_us - step.start_us
-            found = _Step(index, took, dict.fromkeys(PHASES, 0.0), defaultdict(float), [], [])
+            step_us = step.end_us - step.start_us
+            totals = _Step(index, step_us, dict.fromkeys(PHASES, 0.0), defaultdict(float), [], [])
             if self.trace.device:
-                self._add_device(found, step)
+                self._add_device(totals, step)
             else:
-                self._add_host(found, step, inside, windows)
-            if found.times["forward"] > 0 and found.times["backward"] > 0:
-                found.activation_bytes = self._activation_bytes(inside, *windows["forward"])
-                yield found
+                self._add_host(totals, step, inside, windows)
+            if totals.times["forward"] > 0 and totals.times["backward"] > 0:
+                totals.activation_bytes = self._activation_bytes(inside, *windows["forward"])
+                yield totals
 
-    def _add_device(self, found: _Step, step: TraceStep) -> None:
-        """Device work by what launched it; copies within the device count as dense."""
+    def _add_device(self, totals: _Step, step: TraceStep) -> None:
+        """Add device work by the ops that launched it; copies within the device count as dense."""
         for event in self.trace.device:
             part = self.launched.get(event.correlation)
             if part is None or not step.start_us <= part.event.start_us < step.end_us:
                 continue
-            took, call = event.end_us - event.start_us, event.collective
+            duration_us, call = event.end_us - event.start_us, event.collective
             if call is not None:
                 backward = part.phase == "backward"
                 kind = self._exchange(call.op, call.size_bytes, backward, part.ids)
-                found.calls.append(_Call(kind, took))
+                totals.calls.append(_Call(kind, duration_us))
                 if call.op == "all_reduce" and backward:
-                    found.gradients.append(call.size_bytes)
+                    totals.gradients.append(call.size_bytes)
             elif not part.dense:
-                found.lookups[part.phase, *(part.lookup or ("", ""))] += took
+                totals.lookups[part.phase, *(part.lookup or ("", ""))] += duration_us
             elif event.kind != "memcpy" or "DtoD" in event.name:
-                found.times[part.phase] += took
+                totals.times[part.phase] += duration_us
 
     def _add_host(
         self,
-        found: _Step,
+        totals: _Step,
         step: TraceStep,
         inside: Sequence[Part],
         windows: Mapping[Phase, tuple[float, float]],
     ) -> None:
-        """Time of the main thread, Python between the ops included, without what is not dense;
-        outermost events of lookups; gloo's collectives."""
+        """Add the host's dense time, lookups and gloo collectives.
+
+        Dense time is that of the main thread, Python between the ops included, less the events of
+        other parts.
+        """
         sequences = Counter(p.event.thread for p in inside if p.event.sequence is not None)
         main = sequences.most_common(1)[0][0]  # it runs the forward
         own = [p for p in inside if p.event.thread == main]
         other = _union(p for p in own if not p.dense)
-        known = _union(p for p in own if p.phase == "optimizer")
-        found.times["optimizer"] = known.length
+        counted = _union(p for p in own if p.phase == "optimizer")
+        totals.times["optimizer"] = counted.length
         for phase, window in windows.items():
-            dense = Intervals.merged([window]) - (other | known)
-            found.times[phase] = dense.length
-            known = known | dense
+            dense = Intervals.merged([window]) - (other | counted)
+            totals.times[phase] = dense.length
+            counted = counted | dense
         working = _union(p for p in own if re.match(r"aten::|fbgemm::", p.event.name))
         calls = [p.event for p in inside if p.event.name.startswith("gloo:")]
         waiting = Intervals.merged((e.start_us, e.end_us) for e in calls) - working
-        known = known | waiting | _union(p for p in own if p.outermost)
-        found.rest = found.us - known.within(step.start_us, step.end_us)
+        counted = counted | waiting | _union(p for p in own if p.outermost)
+        totals.rest = totals.us - counted.within(step.start_us, step.end_us)
         for part in inside:
             ran = part.event
-            took = ran.end_us - ran.start_us
+            duration_us = ran.end_us - ran.start_us
             if part.outermost and part.lookup is not None:
-                found.lookups[part.phase, *part.lookup] += took
+                totals.lookups[part.phase, *part.lookup] += duration_us
             if not ran.name.startswith("gloo:"):
                 continue
-            took = _shared_us(ran, calls)
+            duration_us = _shared_us(ran, calls)
             info, backward = info_of_host(ran), ran.start_us >= windows["backward"][0]
             ids = "int" in (ran.dtypes or ("",))[0].lower()
             kind = self._exchange(info.op or ran.name, info.size_bytes, backward, ids)
             whole = ran.end_us - ran.start_us
             beside = working.within(ran.start_us, ran.end_us) / whole if whole > 0 else 1.0
-            found.calls.append(_Call(kind, took, beside))
+            totals.calls.append(_Call(kind, duration_us, beside))
             if ran.name == "gloo:all_reduce" and backward:
-                found.gradients.append(info.size_bytes)
+                totals.gradients.append(info.size_bytes)
 
     def _exchange(self, op: str, size: int | None, backward: bool, ids: bool) -> str:
-        """Which exchange of TorchRec a collective is; what is none is called by its own name."""
+        """Name the exchange of TorchRec that a collective is, or else the collective itself."""
         if op == "all_to_all" and ids:
             announces = size and size <= SPLITS_BYTES * (self.trace.world_size or 1)
             return "exchanges.splits" if announces else "exchanges.ids"
@@ -360,7 +361,7 @@ class _Steps:
     def _activation_bytes(
         self, inside: Sequence[Part], start_us: float, end_us: float
     ) -> int | None:
-        """Most that dense ops of the forward have allocated and not freed."""
+        """Return the most bytes that dense ops of the forward have allocated and not freed."""
         if not self.trace.memory:
             return None
         sparse: dict[int, list[Part]] = defaultdict(list)
@@ -369,23 +370,23 @@ class _Steps:
                 sparse[part.event.thread].append(part)
         left_out = {thread: _union(parts) for thread, parts in sparse.items()}
         live: dict[int, int] = {}
-        held = most = 0
+        allocated = most = 0
         for event in self.trace.memory:
             if not start_us <= event.time_us < end_us:
                 continue
             if event.size_bytes < 0:
-                held -= live.pop(event.address, 0)
+                allocated -= live.pop(event.address, 0)
             elif not left_out.get(event.thread, Intervals.merged(())).within(
                 event.time_us, event.time_us + 1e-3
             ):
                 live[event.address] = event.size_bytes
-                held += event.size_bytes
-            most = max(most, held)
+                allocated += event.size_bytes
+            most = max(most, allocated)
         return most
 
 
 def _shared_us(call: HostEvent, calls: Sequence[HostEvent]) -> float:
-    """What a collective took, where those in flight at once share the link."""
+    """Return the time of a collective where all collectives in flight share the link equally."""
     cuts = {t for c in calls for t in (c.start_us, c.end_us) if call.start_us <= t <= call.end_us}
     at = sorted(cuts)
     return sum(
@@ -399,12 +400,12 @@ def _union(parts: Iterable[Part]) -> Intervals:
 
 
 EXCHANGE_ERROR = 0.2
-"""Of the time of an exchange at least: when its bytes were under way no trace says."""
+"""Least relative error of an exchange: no trace says when its bytes were on the wire."""
 REST = "rest"
-"""What a host that computes does beside lookups, dense part and exchanges."""
+"""Time of a computing host outside lookups, dense part and exchanges."""
 SPLITS_BYTES = 8 * 8 * 3
-"""For each rank of an exchange: a message of at most so much announces lengths, it carries none;
-three numbers for each of the seven sharding types, and the ids of no batch are so few."""
+"""Bytes per rank up to which an exchange of ids announces their lengths: three numbers for each of
+the seven sharding types. The ids of a batch are more."""
 
 
 @dataclass(frozen=True)
@@ -412,7 +413,7 @@ class Measured:
     """One measured time of a job's steps.
 
     Args:
-        what: ``lookups.WAY MODULE.TYPE``, or as `predictor.iteration.graph.part_of`, or ``step``,
+        what: ``lookups.WAY MODULE.TYPE``, a name of `predictor.iteration.graph.part_of`, ``step``,
             or `REST`.
         rank: None: of all ranks, such as an exchange without its waiting.
         ms: median over steps.
@@ -437,15 +438,15 @@ class TracedPhases:
 def measured_phases(
     traces: Sequence[RankTrace], modules: Sequence[str], batch_size: int | None = None
 ) -> TracedPhases:
-    """What the phases of each rank took.
+    """Measure the phases of each rank.
 
     Args:
         modules: names of the model's embedding modules, which end the paths in the traces.
-        batch_size: samples per rank that the model says; None: not compared.
+        batch_size: samples per rank in the model file; None: not compared.
     """
     readers = {trace.rank: _Steps(trace) for trace in traces}
     steps = {rank: {s.index: s for s in reader.steps()} for rank, reader in readers.items()}
-    common = sorted(set.intersection(*(set(of) for of in steps.values()))) if steps else []
+    common = sorted(set.intersection(*map(set, steps.values()))) if steps else []
     if not common:
         raise InputError(
             "no step of these traces holds a forward and a backward on every rank; record whole "
@@ -454,44 +455,48 @@ def measured_phases(
     if batch_size is not None:
         _check_batch(readers.values(), batch_size)
     common = _agreed(steps, common)
-    found: list[Measured] = []
-    for rank, of in steps.items():
-        rows = [of[i] for i in common]
+    measured: list[Measured] = []
+    for rank, rank_steps in steps.items():
+        rows = [rank_steps[i] for i in common]
         for way, module, kind in dict.fromkeys(key for row in rows for key in row.lookups):
-            what = f"lookups.{way} {_module(module, modules)}.{_short(kind)}"
+            name = f"lookups.{way} {_module(module, modules)}.{_short(kind)}"
             if not module:
-                what = f"other {way} of embedding modules"
-            found.append(_median(what, rank, [r.lookups.get((way, module, kind), 0) for r in rows]))
+                name = f"other {way} of embedding modules"
+            measured.append(
+                _median(name, rank, [r.lookups.get((way, module, kind), 0) for r in rows])
+            )
         for phase in PHASES:
-            found.append(_median(f"dense.{phase}", rank, [row.times[phase] for row in rows]))
-        found.append(_median(REST, rank, [row.rest for row in rows]))
-    found += _exchanges(steps, common)
-    found.append(_median("step", None, [max(of[i].us for of in steps.values()) for i in common]))
+            measured.append(_median(f"dense.{phase}", rank, [row.times[phase] for row in rows]))
+        measured.append(_median(REST, rank, [row.rest for row in rows]))
+    measured += _exchanges(steps, common)
+    slowest = [max(rank_steps[i].us for rank_steps in steps.values()) for i in common]
+    measured.append(_median("step", None, slowest))
     notes: tuple[str, ...] = ()
     ranks = max((t.world_size or 1 for t in traces), default=1)
     if len(traces) < ranks:
         notes = (
-            f"traces of {len(traces)} of {ranks} ranks: what an exchange waits for a rank that was "
-            "not traced counts as its own time",
+            f"traces of {len(traces)} of {ranks} ranks: the time that an exchange waits for a rank "
+            "without a trace counts as its own",
         )
-    return TracedPhases(tuple(m for m in found if m.ms > 0), len(common), notes)
+    return TracedPhases(tuple(m for m in measured if m.ms > 0), len(common), notes)
 
 
 def _agreed(steps: Mapping[int, Mapping[int, _Step]], common: Sequence[int]) -> list[int]:
-    """Steps in which all ranks traced the same exchanges; others were cut off at their border.
+    """Return the steps in which all ranks traced the same exchanges; others were cut off.
 
     Raises:
-        InputError: there is none.
+        InputError: no step qualifies.
     """
     agreed, first = [], ""
     for index in common:
-        of_ranks = {
-            rank: Counter(call.kind for call in of[index].calls) for rank, of in steps.items()
+        counts_of = {
+            rank: Counter(call.kind for call in rank_steps[index].calls)
+            for rank, rank_steps in steps.items()
         }
-        for kind in dict.fromkeys(kind for counts in of_ranks.values() for kind in counts):
-            if len({counts[kind] for counts in of_ranks.values()}) > 1:
-                said = ", ".join(f"rank {rank} {of[kind]}" for rank, of in of_ranks.items())
-                first = first or f"ranks disagree on step {index}: of {kind} {said} were traced"
+        for kind in dict.fromkeys(kind for counts in counts_of.values() for kind in counts):
+            if len({counts[kind] for counts in counts_of.values()}) > 1:
+                listed = ", ".join(f"{n[kind]} on rank {rank}" for rank, n in counts_of.items())
+                first = first or f"ranks disagree on step {index}: {kind} was traced {listed}"
                 break
         else:
             agreed.append(index)
@@ -501,13 +506,13 @@ def _agreed(steps: Mapping[int, Mapping[int, _Step]], common: Sequence[int]) -> 
 
 
 def _exchanges(steps: Mapping[int, Mapping[int, _Step]], common: Sequence[int]) -> list[Measured]:
-    """The least over ranks of every call: that of the rank that came last."""
+    """Time every exchange by its shortest call: that of the rank that came last."""
     times: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(common))
     beside: dict[str, list[float]] = defaultdict(list)
     for place, index in enumerate(common):
         by_kind: dict[str, dict[int, list[_Call]]] = defaultdict(lambda: {r: [] for r in steps})
-        for rank, of in steps.items():
-            for call in of[index].calls:
+        for rank, rank_steps in steps.items():
+            for call in rank_steps[index].calls:
                 by_kind[call.kind][rank].append(call)
         for kind, of_ranks in by_kind.items():
             for calls in zip(*of_ranks.values(), strict=True):
@@ -520,21 +525,25 @@ def _exchanges(steps: Mapping[int, Mapping[int, _Step]], common: Sequence[int]) 
     ]
 
 
-def _median(what: str, rank: int | None, times_us: Sequence[float], more: float = 0.0) -> Measured:
-    """The middle time, and its error: that of a median of so many, with what else is known."""
+def _median(name: str, rank: int | None, times_us: Sequence[float], more: float = 0.0) -> Measured:
+    """Return the median with its error.
+
+    Args:
+        more: relative error beside that of a median of so many times.
+    """
     middle = median(times_us)
     spread = median(abs(t - middle) for t in times_us) / middle if middle > 0 else 0.0
     noise = MEDIAN_ERROR * spread / math.sqrt(len(times_us))
-    return Measured(what, rank, us(middle), math.hypot(noise, more))
+    return Measured(name, rank, us(middle), math.hypot(noise, more))
 
 
 MEDIAN_ERROR = 1.4826 * 1.2533
-"""Of normal times: standard deviation over median absolute deviation, times the error of a median
-over that of a mean."""
+"""Error of a median of one normal time over the median absolute deviation: the standard deviation
+is 1.4826 of it, and a median's error is 1.2533 of a mean's."""
 
 
 def _module(path: str, modules: Sequence[str]) -> str:
-    """The model's module at a path of the traced one."""
+    """Return the model's module at a path of the traced model."""
     return next((m for m in modules if path == m or path.endswith(f".{m}")), path)
 
 
@@ -549,17 +558,17 @@ def _check_batch(readers: Iterable[_Steps], batch_size: int) -> None:
     try:
         traced, _ = _batch_size(readers)
     except InputError:
-        return  # no shapes: the times say nothing of it either
+        return  # the traces have no shapes to compare
     if traced != batch_size:
         raise InputError(
-            f"the traces are of {traced} samples per rank, by the shapes of the loss, the model of "
-            f"{batch_size}; give the batch size of the traced job",
+            f"the traces are of {traced} samples per rank, by the shapes of the loss, but the "
+            f"model has {batch_size}; give the batch size of the traced job",
             inputs=("batch_size",),
         )
 
 
 def _batch_size(readers: Iterable[_Steps]) -> tuple[int, str]:
-    """By the first dimension of what the loss reads, or else of most layers' inputs."""
+    """Read the batch size from the first dimension of the loss's inputs, or of most layers'."""
     losses: Counter[int] = Counter()
     layers: Counter[int] = Counter()
     for reader in readers:
@@ -569,12 +578,15 @@ def _batch_size(readers: Iterable[_Steps]) -> tuple[int, str]:
                 continue
             shape = next((s for s in event.shapes if len(s) > 1), event.shapes[0])
             if shape and shape[0] > 1:
-                found = losses if LOSS.match(event.name) else layers
-                found[shape[0]] += bool(LOSS.match(event.name) or LAYER.match(event.name))
-    for counts, what in ((+losses, "loss"), (+layers, "layers")):
+                sizes = losses if LOSS.match(event.name) else layers
+                sizes[shape[0]] += bool(LOSS.match(event.name) or LAYER.match(event.name))
+    for counts, source in ((+losses, "loss"), (+layers, "layers")):
         if counts:
             size = counts.most_common(1)[0][0]
-            return size, f"batch size {size} by the shapes of the {what}; give it if it is another"
+            return (
+                size,
+                f"batch size {size} by the shapes of the {source}; give it if it is another",
+            )
     raise InputError(
         "the traces do not say the batch size: record them with record_shapes=True, or give it",
         inputs=("batch_size",),

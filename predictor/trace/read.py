@@ -25,25 +25,25 @@ from predictor.units import us
 TOGETHER = frozenset({"all_to_all", "all_reduce", "reduce_scatter", "all_gather"})
 """Collectives that no rank leaves before all have arrived; the root of a broadcast does leave."""
 SAME_CLOCK_US = 500.0
-"""Ranks of one host end within a few tens of microseconds of each other; those of hosts with
-clocks that a time service keeps within some hundreds."""
+"""Largest difference of ends on one clock, in us: ranks of one host end a collective within a few
+tens, ranks of hosts whose clocks a time service keeps within some hundreds."""
 
 Key = tuple[object, int]
 Timed = TypeVar("Timed", HostEvent, DeviceEvent, TraceStep)
 
 
 def clock_offsets(traces: Sequence[RankTrace]) -> dict[int, float]:
-    """Rank -> microseconds that its clock is ahead of the lowest rank's.
+    """Return the microseconds by which each rank's clock is ahead of the lowest rank's.
 
-    The median over the collectives that both took part in of the difference of their ends. Ranks
+    The offset is the median difference of the ends of the collectives that both ranks joined. Ranks
     that share no collective with the lowest are left out.
     """
     if not traces:
         return {}
-    reference, *others = sorted(traces, key=lambda t: t.rank)
+    reference, *rest = sorted(traces, key=lambda t: t.rank)
     ends = _ends(reference)
     offsets = {reference.rank: 0.0}
-    for trace in others:
+    for trace in rest:
         shared = [
             event.end_us - ends[key].end_us
             for key, event in _ends(trace).items()
@@ -55,7 +55,10 @@ def clock_offsets(traces: Sequence[RankTrace]) -> dict[int, float]:
 
 
 def on_one_clock(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tuple[str, ...]]:
-    """The traces, shifted onto the clock of the lowest rank where theirs differs, and notes.
+    """Shift traces onto the clock of the lowest rank where theirs differs.
+
+    Returns:
+        The traces, and notes for the user.
 
     Ranks that are off by less than `SAME_CLOCK_US` are not shifted: collectives do not end at
     exactly the same time even on one clock.
@@ -73,7 +76,7 @@ def on_one_clock(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tu
 
 
 def set_back(trace: RankTrace, ahead_us: float) -> RankTrace:
-    """The trace by a clock that is so much behind its own."""
+    """Return the trace with all times earlier by ``ahead_us``."""
 
     def earlier(events: Sequence[Timed]) -> tuple[Timed, ...]:
         return tuple(
@@ -86,18 +89,18 @@ def set_back(trace: RankTrace, ahead_us: float) -> RankTrace:
 
 
 def program_notes(traces: Iterable[RankTrace]) -> tuple[str, ...]:
-    """A note for the first position where the ranks run different collectives, if there is one."""
-    seen: dict[Key, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    """Return a note on the first position where the ranks run different collectives, if any."""
+    ops_at: dict[Key, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for trace in traces:
         for event in trace.device:
             call = event.collective
             if call is not None and call.order >= 0:
-                seen[(call.group_name or call.group, call.order)][call.op].append(trace.rank)
-    broken = [key for key, ops in seen.items() if len(ops) > 1]
+                ops_at[(call.group_name or call.group, call.order)][call.op].append(trace.rank)
+    broken = [key for key, ops in ops_at.items() if len(ops) > 1]
     if not broken:
         return ()
     key = min(broken, key=lambda k: k[1])
-    choices = ", ".join(f"{op} on rank {ranks[0]}" for op, ranks in seen[key].items())
+    choices = ", ".join(f"{op} on rank {ranks[0]}" for op, ranks in ops_at[key].items())
     return (
         f"the ranks do not run the same collectives: the one at position {key[1]} is {choices}; "
         "were the traces recorded in the same steps of one job?",
@@ -105,7 +108,7 @@ def program_notes(traces: Iterable[RankTrace]) -> tuple[str, ...]:
 
 
 def _ends(trace: RankTrace) -> dict[Key, DeviceEvent]:
-    """Collectives launched in the trace, by group and position."""
+    """Return the collectives launched in the trace, by group and position."""
     return {
         (event.collective.group_name or event.collective.group, event.collective.order): event
         for event in trace.device
@@ -120,21 +123,21 @@ def _op(event: DeviceEvent) -> str:
 
 
 GRAM = 8
-"""Names in a row that must agree before a place counts as the same."""
+"""Names in a row that must agree before two positions count as the same."""
 COMMON = 512
-"""Grams with more places than this are too common to help."""
+"""Most positions of a gram; more common ones do not help."""
 LOOK_AHEAD = 64
-"""Most names that one side may have in addition at one place."""
-KEPT = 3
-"""Names in a row that must agree after such a place."""
+"""Most extra names that one side may have at one position."""
+RESUME = 3
+"""Names in a row that must agree after such a position."""
 
 
 def align(short: Sequence[str], long: Sequence[str]) -> list[tuple[int, int]]:
-    """Places where ``short`` occurs in ``long``, which may hold it several times.
+    """Align ``short`` with each of its occurrences in ``long``.
 
     Args:
-        short: say, the ops of one iteration.
-        long: say, those of several.
+        short: such as the ops of one iteration.
+        long: such as the ops of several iterations.
 
     Returns:
         Pairs of positions with equal names, in the order of ``long``; each position of ``long`` at
@@ -146,36 +149,36 @@ def align(short: Sequence[str], long: Sequence[str]) -> list[tuple[int, int]]:
     votes = _votes(short, long, size)
     if not votes:
         return []
-    taken: list[int] = []
-    found: list[tuple[int, int]] = []
+    shifts: list[int] = []
+    pairs: list[tuple[int, int]] = []
     most = max(votes.values())
     for shift, count in sorted(votes.items(), key=lambda v: (-v[1], v[0])):
         if 2 * count < most:
             break
-        if all(abs(shift - other) >= len(short) for other in taken):
-            taken.append(shift)
-            found += _walk_pairs(short, long, shift)
+        if all(abs(shift - other) >= len(short) for other in shifts):
+            shifts.append(shift)
+            pairs += _walk_pairs(short, long, shift)
     once: dict[int, int] = {}
-    for i, j in found:
+    for i, j in pairs:
         once.setdefault(j, i)
     return sorted(((i, j) for j, i in once.items()), key=lambda pair: pair[1])
 
 
 def _votes(short: Sequence[str], long: Sequence[str], size: int) -> Counter[int]:
-    """How many grams agree under a shift of ``short`` against ``long``."""
+    """Count the grams that agree under each shift of ``short`` against ``long``."""
     places: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for j in range(len(long) - size + 1):
         places[tuple(long[j : j + size])].append(j)
     votes: Counter[int] = Counter()
     for i in range(len(short) - size + 1):
-        found = places.get(tuple(short[i : i + size]), [])
-        if len(found) <= COMMON:
-            votes.update(j - i for j in found)
+        positions = places.get(tuple(short[i : i + size]), [])
+        if len(positions) <= COMMON:
+            votes.update(j - i for j in positions)
     return votes
 
 
 def _walk_pairs(short: Sequence[str], long: Sequence[str], shift: int) -> list[tuple[int, int]]:
-    """Pairs from a shift on, skipping names that only one side has."""
+    """Return the pairs from a shift on, skipping names that only one side has."""
     i, j = max(0, -shift), max(0, shift)
     pairs = []
     while i < len(short) and j < len(long):
@@ -192,11 +195,11 @@ def _walk_pairs(short: Sequence[str], long: Sequence[str], shift: int) -> list[t
 
 
 def _resume(short: Sequence[str], long: Sequence[str]) -> tuple[int, int] | None:
-    """The fewest names to skip on both sides until they agree again."""
+    """Return the fewest names to skip on both sides until they agree again."""
     places: dict[tuple[str, ...], int] = {}
     for b in range(len(long)):
-        places.setdefault(tuple(long[b : b + KEPT]), b)
-    grams = [tuple(short[a : a + KEPT]) for a in range(len(short))]
+        places.setdefault(tuple(long[b : b + RESUME]), b)
+    grams = [tuple(short[a : a + RESUME]) for a in range(len(short))]
     steps = [(a, places[gram]) for a, gram in enumerate(grams) if gram in places]
     return min(steps, key=sum, default=None)
 
@@ -207,18 +210,18 @@ TENSOR_TYPE = re.compile(r"Tensor\((.*)\)$")
 
 
 def attach(trace: RankTrace, execution: ExecutionTrace) -> RankTrace:
-    """Give ops their nodes, and what the nodes know: shapes, types, sizes of collectives.
+    """Give ops their nodes, and the shapes, types and collective sizes of these nodes.
 
-    Which op is which node: since PyTorch 2.4 (pytorch/pytorch pull 122948) Kineto writes "Record
-    function id", which is the node's ``rf_id`` where both recorded the same iteration. Before that
-    it wrote only "External id", which counts up along a thread as ``rf_id`` does, but by blocks
-    and from another start. There, and where the iterations differ, the ops of a thread are matched
-    with the nodes of a thread by the order of their names. An execution trace of one iteration
-    then serves every iteration that runs the same ops.
+    Since PyTorch 2.4 (pytorch/pytorch pull 122948) Kineto writes "Record function id". It equals
+    the node's ``rf_id`` where both recorded the same iteration. Before, it wrote only "External
+    id", which counts up along a thread as ``rf_id`` does, but by blocks and from another start. In
+    such traces, and where the iterations differ, the ops of a thread are matched with the nodes of
+    a thread by the order of their names. An execution trace of one iteration then serves every
+    iteration that runs the same ops.
 
     Returns:
-        The trace, with ``HostEvent.node`` set and missing facts filled in; if too few of the nodes
-        are found among its ops, only a note is added.
+        The trace, with ``HostEvent.node`` set and missing fields filled in; if too few of the nodes
+        match its ops, only a note is added.
     """
     matched = _by_record(trace.host, execution.nodes)
     if _share(matched, execution) < ENOUGH:
@@ -245,18 +248,26 @@ def _share(matched: Mapping[int, Node], execution: ExecutionTrace) -> float:
 
 
 def _by_record(host: Sequence[HostEvent], nodes: Iterable[Node]) -> dict[int, Node]:
-    """Position of an op -> node, by PyTorch's own number of the call."""
+    """Match ops with nodes by PyTorch's own number of the call.
+
+    Returns:
+        Position of an op -> node.
+    """
     numbered = {node.record: node for node in nodes if node.record is not None}
-    found = {}
+    matched = {}
     for i, event in enumerate(host):
         node = numbered.get(event.record) if event.record is not None else None
         if node is not None and node.name == event.name:
-            found[i] = node
-    return found
+            matched[i] = node
+    return matched
 
 
 def _by_order(host: Sequence[HostEvent], nodes: Sequence[Node]) -> dict[int, Node]:
-    """Position of an op -> node, by the order of names on a thread."""
+    """Match ops with nodes by the order of names on a thread.
+
+    Returns:
+        Position of an op -> node.
+    """
     ops: dict[int, list[int]] = defaultdict(list)
     for i, event in enumerate(host):
         if event.kind != "runtime":
@@ -264,18 +275,18 @@ def _by_order(host: Sequence[HostEvent], nodes: Sequence[Node]) -> dict[int, Nod
     ran: dict[int, list[Node]] = defaultdict(list)
     for node in nodes:
         ran[node.thread].append(node)
-    found: dict[int, Node] = {}
-    # a thread with few ops could be found in many places: the long ones choose first
+    matched: dict[int, Node] = {}
+    # a thread with few ops matches in many positions, so the long ones choose first
     for thread in sorted(ran.values(), key=len, reverse=True):
         best: dict[int, Node] = {}
         for positions in ops.values():
             # clocks of whole microseconds give many ops one start; the profiler's number does not
-            free = [i for i in positions if i not in found]
+            free = [i for i in positions if i not in matched]
             free.sort(key=lambda i: (host[i].external or 0, i))
             pairs = align([node.name for node in thread], [host[i].name for i in free])
             best = max(best, {free[j]: thread[i] for i, j in pairs}, key=len)
-        found |= best
-    return found
+        matched |= best
+    return matched
 
 
 def _with_node(event: HostEvent, node: Node) -> HostEvent:
@@ -287,18 +298,20 @@ def _with_node(event: HostEvent, node: Node) -> HostEvent:
 
 
 def _dtype(kind: str) -> str:
-    """Kineto's name of a type of an execution trace."""
+    """Return Kineto's name of a type of an execution trace."""
     if match := TENSOR_TYPE.match(kind):
         return match[1]
     return "TensorList" if "Tensor(" in kind else "Scalar"
 
 
 def _add_sizes(
-    trace: RankTrace, host: Sequence[HostEvent], found: Iterable[tuple[HostEvent, CollectiveCall]]
+    trace: RankTrace,
+    host: Sequence[HostEvent],
+    described: Iterable[tuple[HostEvent, CollectiveCall]],
 ) -> tuple[DeviceEvent, ...]:
-    """Device events whose collectives know what the nodes around their launches say."""
+    """Complete the collectives of device events from the nodes around their launches."""
     launched = {e.correlation: e for e in host if e.correlation is not None}
-    around = infos_around(host, found)
+    around = infos_around(host, described)
     comms = [
         (event, event.collective.or_else(around.get(event.correlation, NOTHING)))
         for event in trace.device
@@ -317,13 +330,13 @@ Document = TypeVar("Document", RankTrace, ExecutionTrace)
 
 @dataclass(frozen=True)
 class TraceSet:
-    """Everything that was read.
+    """Traces and execution traces of a job.
 
     Args:
         traces: by rank, each rank once, on one clock; tied to its execution trace where there is
             one.
         executions: by rank, each rank once.
-        notes: about the set as a whole: what is missing, what was left out.
+        notes: on the set as a whole: missing ranks, files left out.
     """
 
     traces: tuple[RankTrace, ...]
@@ -353,13 +366,13 @@ def load_traces(paths: Sequence[str | Path]) -> TraceSet:
         raise InputError(f"{', '.join(map(str, paths))}: no traces found")
     for rank in sorted(executions.keys() & traces.keys()):
         traces[rank] = attach(traces[rank], executions[rank])
-    found, clocks = on_one_clock([traces[rank] for rank in sorted(traces)])
-    notes += [*_missing(found, executions), *clocks, *program_notes(found)]
-    return TraceSet(found, tuple(executions[r] for r in sorted(executions)), tuple(notes))
+    aligned, clocks = on_one_clock([traces[rank] for rank in sorted(traces)])
+    notes += [*_missing(aligned, executions), *clocks, *program_notes(aligned)]
+    return TraceSet(aligned, tuple(executions[r] for r in sorted(executions)), tuple(notes))
 
 
 def _read(file: TraceFile) -> RankTrace | ExecutionTrace | None:
-    """One document; None for JSON files that are not traces."""
+    """Read one document; None for a JSON file that is not a trace."""
     kineto = KinetoReader(file.source)
     document = read_json(file, kineto.take)
     if isinstance(document, list):
@@ -376,8 +389,8 @@ def _read(file: TraceFile) -> RankTrace | ExecutionTrace | None:
     return None
 
 
-def _add(found: dict[int, Document], document: Document, notes: list[str]) -> None:
-    other = found.setdefault(document.rank, document)
+def _add(by_rank: dict[int, Document], document: Document, notes: list[str]) -> None:
+    other = by_rank.setdefault(document.rank, document)
     if other is not document:
         notes.append(
             f"{document.source}: left out, as {other.source} is of rank {document.rank} too"
@@ -385,7 +398,7 @@ def _add(found: dict[int, Document], document: Document, notes: list[str]) -> No
 
 
 def _missing(traces: Sequence[RankTrace], executions: Iterable[int]) -> Iterator[str]:
-    """Notes on ranks of the job that were not given."""
+    """Yield notes on ranks of the job without traces."""
     have = {trace.rank for trace in traces}
     alone = sorted(set(executions) - have)
     if alone:

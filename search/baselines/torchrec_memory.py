@@ -35,31 +35,31 @@ def torchrec_memory(
 ) -> list[ShardMemory]:
     """Memory of every shard of a table, as `predictor.model.memory.ranks.shard_memory`."""
     clf = cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR
-    cached = kernel is ComputeKernel.FUSED_UVM_CACHING
-    multiplier = _optimizer_multiplier(table)
-    found = []
-    for size in sizes:
-        weights = size[0] * size[1] * table.element_bytes
+    cached = kernel is ComputeKernel.FUSED_UVM_CACHING or kernel.is_stored
+    multiplier = _optimizer_multiplier(table) if workload.training else 0.0
+
+    def of_shard(size: Size) -> ShardMemory:
+        weights = size[0] * table.row_bytes(size[1])
         state = math.ceil(weights * multiplier)
         inputs, outputs = _io_bytes(table, workload, topology, sharding_type, size, len(sizes))
+        if not workload.training:
+            inputs = outputs = 0  # `calculate_pipeline_io_cost`
         if device == "cpu":
             io = inputs + outputs
-            found.append(ShardMemory(0, weights + state + io, state, io))
-            continue
-        cached |= kernel.is_stored
+            return ShardMemory(0, weights + state + io, state, io)
         io = _held_io_bytes(workload.train_pipeline, inputs, outputs, cached=cached)
         if kernel.is_stored:
             most = mib(table.constraints.max_l1_cache_size or 0)
-            found.append(ShardMemory(io + min(most, math.ceil(table.weight_bytes * clf)), 0, 0, io))
-            continue
+            return ShardMemory(io + min(most, math.ceil(table.weight_bytes * clf)), 0, 0, io)
         if kernel not in UVM_KERNELS:
-            found.append(ShardMemory(io + weights + state, 0, state, io))
-            continue
+            return ShardMemory(io + weights + state, 0, state, io)
         cache = math.ceil(weights * clf) if cached else 0
         shadow = math.ceil(cache * multiplier)
         hbm = io + cache + shadow + (_cache_state_bytes(size[0], clf) if cached else 0)
-        found.append(ShardMemory(hbm, weights + state, state + shadow, io))
-    return found
+        return ShardMemory(hbm, weights + state, state + shadow, io)
+
+    known = {size: of_shard(size) for size in dict.fromkeys(sizes)}
+    return [known[size] for size in sizes]
 
 
 def _optimizer_multiplier(table: Table) -> float:

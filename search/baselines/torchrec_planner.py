@@ -287,6 +287,11 @@ class CostModel:
 
     def shard_perf(self, option: Option) -> Perf:
         """Cost of any one shard of the option: TorchRec's does not depend on the rows."""
+        perf = self._training_perf(option)
+        # `is_inference` of `EmbeddingPerfEstimator`
+        return perf if self.workload.training else perf._replace(bwd_compute=0.0, bwd_comms=0.0)
+
+    def _training_perf(self, option: Option) -> Perf:
         table = self.workload.tables[option.table]
         columns = option.column_width
         if option.sharding_type is ShardingType.DATA_PARALLEL:
@@ -308,7 +313,7 @@ class CostModel:
         batch = self.workload.batch_size
         return sum(min(1.0, f.pooling_factor) * f.num_poolings * batch for f in table.features)
 
-    def _comm_bytes(self, table: Table, *, backward: bool) -> int:
+    def _comm_bytes(self, table: Table, *, backward: bool) -> float:
         """Bytes of an element on the wire: the codec's, or the table's where there is none."""
         qcomm = self.workload.qcomm
         if qcomm.forward == qcomm.backward == "fp32":

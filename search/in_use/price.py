@@ -234,11 +234,10 @@ class MovePrice:
             after.shards, table_memory(table, self.problem, after), strict=True
         ):
             elements = shard.size[0] * shard.size[1]
+            weights = shard.size[0] * table.row_bytes(shard.size[1])
             for old, part in self._sources(shard, before):
                 share = part / elements
-                for traffic, size in zip(
-                    found, (elements * table.element_bytes, memory.optimizer_bytes), strict=True
-                ):
+                for traffic, size in zip(found, (weights, memory.optimizer_bytes), strict=True):
                     link = self._link(old.rank, shard.rank)
                     traffic.sent[link, old.rank] += share * size
                     traffic.received[link, shard.rank] += share * size
@@ -309,6 +308,6 @@ class MovePrice:
         table = self.tables[key]
         memories = table_memory(table, self.problem, plan)
         for shard, memory in zip(plan.shards, memories, strict=True):
-            weights = shard.size[0] * shard.size[1] * table.element_bytes
+            weights = shard.size[0] * table.row_bytes(shard.size[1])
             found[shard.rank] += weights + memory.optimizer_bytes
         return found

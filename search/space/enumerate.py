@@ -26,7 +26,7 @@ from functools import lru_cache
 from predictor.errors import InputError
 from predictor.model.memory.caches import INDEX_BYTES, SLOT_BYTES
 from predictor.model.memory.ranks import shard_memory
-from predictor.model.plan import HASHED, STORED, ComputeKernel, ShardingType
+from predictor.model.plan import HASHED, SERVED, STORED, ComputeKernel, ShardingType
 from predictor.model.plan_check import row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
@@ -115,7 +115,7 @@ def enumerate_space(
         _check_device(key, table, device)
         options = tuple(_TableOptions(index, workload, topology, device).every(extended))
         if not options:
-            raise_nothing_left(key, _excluded(table, device))
+            raise_nothing_left(key, _excluded(table, device, training=workload.training))
         per_table.append(options)
         if table.constraints.co_locate is not None:
             groups.setdefault(table.constraints.co_locate, []).append(index)
@@ -154,8 +154,10 @@ def _check_device(key: str, table: Table, device: str) -> None:
         )
 
 
-def listed_types(table: Table, device: str) -> tuple[ShardingType, ...]:
+def listed_types(table: Table, device: str, *, training: bool = True) -> tuple[ShardingType, ...]:
     """Sharding types the table's sharder lists, in its order."""
+    if not training:
+        return SERVED
     if table.constraints.offered is not None:
         return tuple(dict.fromkeys(kind for kind, _ in table.constraints.offered))
     if table.storage == "dynamicemb":
@@ -258,7 +260,7 @@ class _TableOptions:
     @property
     def types(self) -> list[ShardingType]:
         """`EmbeddingEnumerator._filter_sharding_types`: GRID only where a constraint names it."""
-        listed = listed_types(self.table, self.device)
+        listed = listed_types(self.table, self.device, training=self.workload.training)
         named = self.wants.sharding_types
         if not named and self.wants.offered is None:
             return [t for t in listed if t is not ShardingType.GRID_SHARD]
@@ -293,7 +295,7 @@ class _TableOptions:
         table, topology = self.table, self.topology
         sizes, _ = shard_sizes_and_offsets(table, topology, kind, width)
         rows, columns = max(sizes)
-        row_bytes = columns * table.element_bytes
+        row_bytes = table.row_bytes(columns)
         ranks = range(topology.world_size) if self.wants.ranks is None else self.wants.ranks
         room = min(topology.hbm_cap_bytes[rank] for rank in ranks)
         if rows * row_bytes <= room:
@@ -316,7 +318,7 @@ class _TableOptions:
     def splits(self) -> Iterator[tuple[ShardingType, int]]:
         """Sharding type and column width of every added split."""
         named, dim = self.wants.sharding_types, self.table.embedding_dim
-        known = self.wants.offered is not None
+        known = self.wants.offered is not None or not self.workload.training
         pooled, topology, types = self.table.is_pooled, self.topology, self.types
         grid_named = ShardingType.GRID_SHARD in types
         limits = {
@@ -391,13 +393,14 @@ def _cut(
     return sizes, offsets
 
 
-def _excluded(table: Table, device: str) -> list[tuple[str, str]]:
+def _excluded(table: Table, device: str, *, training: bool) -> list[tuple[str, str]]:
     """What the constraints on types and kernels leave out, and why."""
-    wants, listed = table.constraints, listed_types(table, device)
+    wants, listed = table.constraints, listed_types(table, device, training=training)
     out: list[tuple[str, str]] = []
     if wants.sharding_types:
         allowed = ", ".join(wants.sharding_types)
         what = "a pooled table" if table.is_pooled else "a table with pooling: none"
+        what = what if training else "inference"
         out += [
             (t.value, f"constraints.sharding_types allows only {allowed}")
             for t in listed

@@ -21,7 +21,7 @@ from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.memory.peak import DEFAULT_RESERVE, leave_for_shards
 from predictor.model.plan import ComputeKernel
 from predictor.model.topology import FULLY_SHARDED, ReplicaGroups, Topology
-from predictor.model.workload import DenseArch, Table, Workload
+from predictor.model.workload import INTEGERS, DenseArch, Table, Workload
 from predictor.units import GIB
 from search.problem import Problem
 from search.space.enumerate import LANE, MIN_WIDTH
@@ -54,6 +54,7 @@ RARELY = 10
 """Steps between averagings of copies that are tried where the user has no copies."""
 NUMERICS, TRAINING = "changes numerics", "changes training"
 CONVERGES = "check that training converges equally well"
+ACCURATE = "check that predictions are as good"
 NO_CACHE = "no table may be fused_uvm_caching"
 AT_MOST = "at most this: no samples balance exactly"
 NO_DEDUP = "FBGEMM finds distinct ids on GPUs alone"
@@ -156,6 +157,7 @@ class Knob:
         ordered: near values act alike.
         halves: fp16 and bf16 cannot be told apart by a prediction.
         changes_loads: it changes what a shard costs its rank.
+        trained: it means nothing for inference.
         one_by_one: the advisor tries it on single tables, too.
     """
 
@@ -180,6 +182,7 @@ class Knob:
     halves: bool = False
     changes_loads: bool = False
     one_by_one: bool = False
+    trained: bool = False
 
     @property
     def is_advised(self) -> bool:
@@ -225,13 +228,16 @@ class Knob:
         """What to change in the model file and in the script for a value."""
         field = self.path.removeprefix("tables.")
         file = field if self.one_by_one else f"{field}: {value}"
-        checked = f"; {CONVERGES}" if {NUMERICS, TRAINING} & {*self.costs} else ""
+        converges = CONVERGES if before.workload.training else ACCURATE
+        checked = f"; {converges}" if {NUMERICS, TRAINING} & {*self.costs} else ""
         return f"{file} in the model file; {self.script(value)} in the script{checked}"
 
     def refusal(self, case: Case) -> str:
         """Why it cannot be set here; empty if it can."""
         if case.ranks == 1 and self.alone:
             return self.alone
+        if self.trained and not case.workload.training:
+            return "mode is inference"
         if not self.refused(case) and self.of_tables and not self.open(case):
             return f"no table can have another {self.path.rpartition('.')[2]}"
         return self.refused(case)
@@ -248,7 +254,7 @@ class Knob:
 
     def effect(self, value: Value) -> Value:
         """What of a value the prediction sees: settings with the same effects have one outcome."""
-        return "16 bits" if self.halves and value != "fp32" else value
+        return "16 bits" if self.halves and value in ("fp16", "bf16") else value
 
 
 def _with(thing: Any, path: Sequence[str], value: Any) -> Any:
@@ -383,6 +389,8 @@ class Products(Knob):
 def _nothing_to_prefetch(case: Case, value: Any) -> str:
     """Only a UVM cache is prefetched, and on a stream of its own
     (`PrefetchTrainPipelineSparseDist` in train_pipelines.py)."""
+    if value == "prefetch_sparse_dist" and not case.workload.training:
+        return "TorchRec's pipelines for inference prefetch nothing"
     if value == "prefetch_sparse_dist" and not any(_may_cache(case, t) for t in _tables(case)):
         return f"{NO_CACHE}, so there is nothing to prefetch"
     return ""
@@ -456,6 +464,18 @@ def _no_pairs(case: Case) -> str:
     return _no_dense(case) or ("" if dot else "only the interaction dot takes pairs")
 
 
+def _smaller_weights(case: Case) -> Iterable[str]:
+    if not case.workload.training:
+        return INTEGERS
+    return ("fp16",) if any(t.data_type == "fp32" for t in _tables(case)) else ()
+
+
+def _weights_wrong(case: Case, value: Any) -> str:
+    if case.workload.training:
+        return "FBGEMM does not train such weights" if value in INTEGERS else ""
+    return "FBGEMM has no lookups of bf16 for inference" if value == "bf16" else ""
+
+
 def _faster_products(case: Case) -> Iterable[str]:
     kinds = list(PRODUCTS)
     return kinds[kinds.index(str(PARAMETERS["dense_precision"].read(case))) + 1 :]
@@ -477,6 +497,7 @@ def _of_qcomm(way: str) -> Knob:
         kind=str,
         ordered=False,
         user_name="qcomm",
+        trained=way == "backward",
         alone="one rank sends nothing",
         halves=True,
         costs=(NUMERICS,),
@@ -522,7 +543,12 @@ PARAMETERS: dict[str, Knob] = {
             tried=lambda case: sorted(
                 {max(1, int(case.workload.batch_size * share)) for share in (0.25, 0.5, 1, 2, 4)}
             ),
-            advised=lambda case: (2 * case.workload.batch_size, case.workload.batch_size // 2),
+            # how long a request may wait decides it for inference
+            advised=lambda case: (
+                (2 * case.workload.batch_size, case.workload.batch_size // 2)
+                if case.workload.training
+                else ()
+            ),
             costs=(TRAINING,),
             changes_loads=True,
         ),
@@ -541,6 +567,7 @@ PARAMETERS: dict[str, Knob] = {
         _of_qcomm("backward"),
         Knob(
             name="bucket",
+            trained=True,
             path="dense.bucket_cap_mb",
             key="bucket_cap_mb",
             kind=float,
@@ -591,6 +618,7 @@ PARAMETERS: dict[str, Knob] = {
         ),
         Copies(
             name="groups",
+            trained=True,
             path="size",
             key="replica_groups",
             allowed="ranks of a sharding group, divisors of the number of ranks",
@@ -607,6 +635,7 @@ PARAMETERS: dict[str, Knob] = {
         # longer is always faster, and copies drift further apart, so the user says how long
         Copies(
             name="sync_interval",
+            trained=True,
             path="sync_interval",
             allowed="training steps, whole numbers of at least 1",
             tried=lambda case: (case.groups.sync_interval,),
@@ -648,6 +677,7 @@ PARAMETERS: dict[str, Knob] = {
             "index_dedup",
             "index_dedup",
             SWITCH,
+            trained=True,
             can=lambda case, table: not table.is_pooled,
             refused=lambda case: "" if case.hardware.device == "cuda" else NO_DEDUP,
             advised=lambda case: (ON,),
@@ -656,10 +686,9 @@ PARAMETERS: dict[str, Knob] = {
         _of_tables(
             "table_precision",
             "data_type",
-            PRECISIONS,
-            advised=lambda case: (
-                ("fp16",) if any(t.data_type == "fp32" for t in _tables(case)) else ()
-            ),
+            (*PRECISIONS, *INTEGERS),
+            advised=_smaller_weights,
+            wrong=_weights_wrong,
             script="data_type of the EmbeddingBagConfig".format,
             halves=True,
             costs=(NUMERICS,),
@@ -764,12 +793,19 @@ def _turns(
         setting = dict.fromkeys((one.name for one in knobs), value)
         yield None, partial(turned, setting=setting)
         return
-    some = [table for table in knob.open(case) if knob.turn(case, value, [table]) != case]
+    some = [table for table in knob.open(case) if _changes(case, knob, value, table)]
     if len(some) > 1:
         yield None, partial(knob.turn, value=value, only=some)
     keys = dict(zip(map(id, _tables(case)), case.workload.keys, strict=True))
     for table in some[:SINGLE]:
         yield keys[id(table)], partial(knob.turn, value=value, only=[table])
+
+
+def _changes(case: Case, knob: Knob, value: Value, table: Table) -> bool:
+    """Whether a table has another value; asked of a model of that table alone, which is as large
+    for the last of a thousand tables as for the first."""
+    alone = replace(case, workload=replace(case.workload, tables=(table,)))
+    return knob.turn(alone, value, [table]) != alone
 
 
 def _with_rare_averaging(case: Case, turn: Callable[[Case], Case], size: Value) -> Step:

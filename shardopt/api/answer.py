@@ -43,7 +43,7 @@ TOP_K = 3
 REPORTING, MOST_REPORTING = 0.2, 0.5
 """Shares of a time limit that are left to what follows the search: at least, and at most."""
 FREE_EFFORT, FREE_RESERVE = 0.3, 0.5
-"""Of the search without constraints: its effort, as a share of the search's own, and the share of
+"""Search without constraints: its effort, as a share of the search's own, and the share of
 the time left that is not its."""
 CUT = ("interrupted", "time")
 """Ends of a search that another run need not repeat; the plan file says so."""
@@ -103,26 +103,26 @@ class Answer:
 
     @property
     def best(self) -> Prediction:
-        """Of the best plan."""
+        """Prediction of the best plan."""
         return self.predictions[0]
 
     @property
     def verdict(self) -> str:
-        """What to do, in a sentence."""
-        gain, found, given = self.gain, self.stakes, self.result.in_use
+        """Recommendation in a sentence."""
+        gain, stakes, in_use = self.gain, self.stakes, self.result.in_use
         if self.confirmation is not None:
             return self.confirmation.verdict
-        if given is not None and self.move is not None:
-            saved = percent(max(0.0, 1 - self.result.best.iteration_ms / given.iteration_ms))
+        if in_use is not None and self.move is not None:
+            saved = percent(max(0.0, 1 - self.result.best.iteration_ms / in_use.iteration_ms))
             if not self.move.tables:
                 return "Keep the plan in use: nothing better within the limits pays for its move."
             return f"Move to plan 1: it gains {saved} over the plan in use."
-        if found is not None and not found.matters:
+        if stakes is not None and not stakes.matters:
             free = self.constraint_costs is None
             where = "here; see the advice" if free else "within these constraints"
             return (
-                f"Sharding hardly matters {where}: {found.plans} reasonable plans are "
-                f"within {percent(found.spread)} of each other, too close to be told apart."
+                f"Sharding hardly matters {where}: {stakes.plans} reasonable plans are "
+                f"within {percent(stakes.spread)} of each other, too close to be told apart."
             )
         if gain is None:
             return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."
@@ -144,7 +144,7 @@ class Answer:
 
     @property
     def lever(self) -> Advice | None:
-        """What to change beside the plan, where that gains more than the plan itself does."""
+        """Best change beside the plan, where it gains more than the plan itself does."""
         best = next(iter(self.advised.advice), None) if self.advised is not None else None
         gained = 0.0 if self.gain is None else self.gain.mean
         return best if best is not None and best.gain > gained else None
@@ -155,7 +155,7 @@ class Answer:
 
     @property
     def file_head(self) -> dict[str, Any]:
-        """What the file of the best plan says beside its tables."""
+        """Contents of the best plan's file beside its tables."""
         result = self.result
         cut = {"stopped_by": result.stopped_by} if result.stopped_by in CUT else {}
         times = {"iteration_ms": self.best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
@@ -188,18 +188,18 @@ def _keep_torchrecs(
     prediction = setting.predict(plan)
     if broken(plan, setting) or not all(rank.fits for rank in prediction.memory):
         return result, predictions
-    others = [
+    ours = [
         pair
         for pair in zip(result.plans, predictions, strict=True)
         if pair[0].plan.tables != plan.tables
     ]
     first = RankedPlan(plan, prediction.iteration_ms, TORCHREC), prediction
-    plans, kept = zip(*[first, *others][: len(predictions)], strict=True)
+    plans, predicted = zip(*[first, *ours][: len(predictions)], strict=True)
     faster = result.fastest or result.best
     fastest = faster if faster.iteration_ms < prediction.iteration_ms else None
     # ties and scenarios are of the plan that was first
     result = replace(result, plans=plans, fastest=fastest, ties=None, scenarios=())
-    return result, list(kept)
+    return result, list(predicted)
 
 
 def stop_of(inputs: Inputs, *, interruptible: bool = False, started: float | None = None) -> Stop:
@@ -214,31 +214,31 @@ def stop_of(inputs: Inputs, *, interruptible: bool = False, started: float | Non
 
 
 def read_inputs(request: PlanRequest, model: ModelRead | None = None) -> Inputs:
-    """What the files of a request say.
+    """Read the files of a request.
 
     Args:
-        model: what its model file says, where that is read already.
+        model: the content of its model file, where that is read already.
 
     Raises:
         InputError: one cannot be read, or they do not fit together.
         ProfileError: there is no such hardware profile.
     """
     assert request.model is not None
-    given = None if request.from_ is None else load_plan(request.from_)
+    old_plan = None if request.from_ is None else load_plan(request.from_)
     setting = resolve(
-        model or request.model, request, given, request.windows, strict=request.strict
+        model or request.model, request, old_plan, request.windows, strict=request.strict
     )
     scenarios = read_scenarios(request.scenarios, setting.hardware, setting.windows)
-    if given is None:
+    if old_plan is None:
         return Inputs(request, setting, scenarios)
     where = str(request.from_)
-    older = adapt_plan(given, setting.workload, read_renamed(request.renamed), where=where)
+    older = adapt_plan(old_plan, setting.workload, read_renamed(request.renamed), where=where)
     fitting = fit_plan(older.plan, setting, where=where)
     most = None if request.max_gib is None else gib(request.max_gib)
     near = PlanInUse(fitting, request.max_moves, most, request.horizon or HORIZON, held=older.held)
-    doubt = model_mismatch(given, setting.workload)
+    doubt = model_mismatch(old_plan, setting.workload)
     doubts = (*([doubt] if doubt else []), *older.notes)
-    return Inputs(request, setting, scenarios, given, near, doubts)
+    return Inputs(request, setting, scenarios, old_plan, near, doubts)
 
 
 def find_answer(
@@ -291,8 +291,8 @@ def find_plans(
         # the solvers are imported only once the input is known to be good, and to be new
         from search.solve import solve
 
-        given = replace(problem, scenarios=scenarios.of(problem))
-        return solve(given, stop, seed, progress=progress, **options)
+        varied = replace(problem, scenarios=scenarios.of(problem))
+        return solve(varied, stop, seed, progress=progress, **options)
 
     if cache is None:
         return search(), False
@@ -302,20 +302,20 @@ def find_plans(
 def answer_of(
     setting: Setting, result: Result, head: Mapping[str, Any], stop: Stop | None = None
 ) -> Answer:
-    """What follows from a search in its setting; of the best plan, and of those of the others for
-    whose prediction there is time. What else there is no time for is left out."""
+    """Return the answer of a search in its setting: the best plan, and as many others as there
+    is time to predict. Anything else that there is no time for is left out."""
     stop = stop or Stop()
     problem = setting.problem()
     shards = ShardLoads(problem.workload, problem.topology, problem.hardware)
-    problem = replace(problem, loads=shards)  # that all of the below share
+    problem = replace(problem, loads=shards)  # shared by all of the below
     predictions: list[Prediction] = []
-    took = 0.0
+    last_s = 0.0
     for ranked in result.plans:
         before = stop.elapsed_s
-        if predictions and stop.time_limit_s is not None and before + took > stop.time_limit_s:
+        if predictions and stop.time_limit_s is not None and before + last_s > stop.time_limit_s:
             break
         predictions.append(setting.predict(ranked.plan))
-        took = stop.elapsed_s - before
+        last_s = stop.elapsed_s - before
     result = replace(result, plans=result.plans[: len(predictions)])
     gain = None
     in_time = stop.time_limit_s is None or stop.elapsed_s <= stop.time_limit_s
@@ -327,11 +327,11 @@ def answer_of(
     move = None
     if result.in_use is not None:
         move = MovePrice(problem, result.in_use.plan, result.in_use.held).of(result.best.plan)
-    found = Answer(setting, result, tuple(predictions), head, move, gain)
+    answer = Answer(setting, result, tuple(predictions), head, move, gain)
     if not in_time:
-        return found
+        return answer
     return replace(
-        found,
+        answer,
         stakes=None if result.stopped_by in CUT else stakes(problem, result),
         deciding=tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
         network=network_part(
@@ -362,14 +362,16 @@ def advise_only(inputs: Inputs, stop: Stop) -> Answer:
 
 
 def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
-    """The answer, with the price of the model's constraints; nothing where there is no time."""
-    left = None
+    """Add the price of the model's constraints to an answer; nothing where no time is left."""
+    left_s = None
     if stop.time_limit_s is not None:
-        left = stop.time_limit_s - stop.elapsed_s
-    if stop.is_interrupted or answer.result.in_use is not None or (left is not None and left <= 0):
+        left_s = stop.time_limit_s - stop.elapsed_s
+    if stop.is_interrupted or answer.result.in_use is not None:
+        return answer
+    if left_s is not None and left_s <= 0:
         return answer
     problem, best = answer.setting.problem(), answer.result.best
-    budget = Stop(stop.effort * FREE_EFFORT, left, reserve=FREE_RESERVE)
+    budget = Stop(stop.effort * FREE_EFFORT, left_s, reserve=FREE_RESERVE)
     costs = price_constraints(problem, best.plan, best.iteration_ms, budget, answer.result.seed)
     return replace(answer, constraint_costs=costs)
 
@@ -381,7 +383,7 @@ def followed_up(answer: Answer, stop: Stop) -> Answer:
 
 
 def with_advice(answer: Answer, stop: Stop) -> Answer:
-    """The answer, with what to change beside its plan; nothing where there is no time for it."""
+    """Add advice on changes beside the plan to an answer; nothing where no time is left."""
     if stop.is_interrupted:
         return answer
     limit = stop.time_limit_s
@@ -423,7 +425,7 @@ def plan_head(setting: Setting, seed: int) -> dict[str, Any]:
 
 
 def made_by(inputs: Inputs) -> dict[str, Any]:
-    """All that makes a plan, for its file: whoever has the same makes the same bytes.
+    """Return all that makes a plan, for its file: the same inputs make the same bytes.
 
     Keys: ``settings``: `PlanRequest.settings`; ``inputs``: the SHA-256 of what was read, by what it
     is, so that files may lie anywhere; ``code``: of the three packages; ``versions``: of what the
@@ -469,14 +471,14 @@ def move_object(result: Result, move: Move | None, path: Path | str | None) -> d
         recommended: there is a move, and it pays for itself or the plan in use cannot stay.
         lower_bound_gain: no plan within the limits gains more, a share of the time in use.
     """
-    given = result.in_use
-    if given is None or move is None:
+    in_use = result.in_use
+    if in_use is None or move is None:
         return {}
-    after = move.pays_back_after(given.iteration_ms, result.best.iteration_ms)
+    after = move.pays_back_after(in_use.iteration_ms, result.best.iteration_ms)
     return {
         "from": {
             "plan": str(path),
-            **picked(given, "iteration_ms", "misfits", "max_moves", "max_bytes", "horizon"),
+            **picked(in_use, "iteration_ms", "misfits", "max_moves", "max_bytes", "horizon"),
             "moved": list(move.tables),
             "moved_bytes": move.bytes,
         },
@@ -484,6 +486,6 @@ def move_object(result: Result, move: Move | None, path: Path | str | None) -> d
             **picked(move, "bytes", "link_bytes", "seconds", "both_copies_bytes", "in_place"),
             "pays_back_after_steps": after,
             "recommended": bool(move.tables),
-            "lower_bound_gain": max(0.0, 1 - result.lower_bound_ms / given.iteration_ms),
+            "lower_bound_gain": max(0.0, 1 - result.lower_bound_ms / in_use.iteration_ms),
         },
     }

@@ -34,7 +34,7 @@ from shardopt.version import __version__
 MOST_BYTES = 2**28
 ENDING = ".json"
 FINAL = ("work", "gap")
-"""How a search ends whose answer is the same wherever and whenever it runs."""
+"""Ends of a search whose answer is the same wherever and whenever it runs."""
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("predictor", "search", "shardopt")
 SOURCES = (".py", ".yaml")
@@ -56,11 +56,11 @@ class ResultCache:
 
     @classmethod
     def of_user(cls) -> ResultCache | None:
-        """That of the user who runs this process (XDG Base Directory Specification 0.8); None where
-        there is neither a directory for caches nor a home."""
-        given = os.environ.get("XDG_CACHE_HOME", "")
+        """Return the cache of this process's user (XDG Base Directory Specification 0.8); None
+        where there is neither a directory for caches nor a home."""
+        configured = os.environ.get("XDG_CACHE_HOME", "")
         try:
-            base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+            base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
         except RuntimeError:
             return None
         return cls(base / "shardopt" / "answers")
@@ -74,16 +74,16 @@ class ResultCache:
         """
         try:
             key = digest(inputs, code_digest(), versions(), solver_versions())
-        except (TypeError, OSError):  # of unknown content, or the code cannot be read
+        except (TypeError, OSError):  # content is unknown, or the code cannot be read
             return search(), False
-        known = self._load(key)
-        if known is not None:
-            return known, True
-        found = search()
-        if found.stopped_by in FINAL:
+        cached = self._load(key)
+        if cached is not None:
+            return cached, True
+        result = search()
+        if result.stopped_by in FINAL:
             with suppress(OSError, InputError, ValueError):
-                self._save(key, found)
-        return found, False
+                self._save(key, result)
+        return result, False
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{ENDING}"
@@ -91,7 +91,7 @@ class ResultCache:
     def _load(self, key: str) -> Result | None:
         path = self._path(key)
         with suppress(OSError, ValueError, RecursionError):
-            # what lies there may be anything: a FIFO would be waited for
+            # anything may lie there: a FIFO would be waited for
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             with open(handle, "rb") as stream:
                 there = os.fstat(handle)
@@ -103,8 +103,8 @@ class ResultCache:
                 return TypeAdapter(Result).validate_json(content)
         return None
 
-    def _save(self, key: str, found: Result) -> None:
-        content, path = TypeAdapter(Result).dump_json(found), self._path(key)
+    def _save(self, key: str, result: Result) -> None:
+        content, path = TypeAdapter(Result).dump_json(result), self._path(key)
         if len(content) > self.most_bytes or is_stream(path):
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -116,8 +116,8 @@ class ResultCache:
         entries = []
         for path in self.folder.glob(f"*{ENDING}"):
             with suppress(OSError):  # another process may remove it
-                found = path.stat()
-                entries.append((found.st_mtime_ns, found.st_size, path))
+                status = path.stat()
+                entries.append((status.st_mtime_ns, status.st_size, path))
         total = 0
         for _, size, path in sorted(entries, reverse=True):
             total += size
@@ -125,64 +125,64 @@ class ResultCache:
                 path.unlink(missing_ok=True)
 
 
-def digest(*things: object) -> str:
+def digest(*values: object) -> str:
     """SHA-256 of plain data: numbers, text, arrays, dataclasses, pydantic models, and containers of
     them. Fields that a dataclass does not compare do not count.
 
     Raises:
         TypeError: something is of another kind, whose content is not known.
     """
-    found = hashlib.sha256()
-    for part in _parts(things):
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.hexdigest()
+    hasher = hashlib.sha256()
+    for part in _parts(values):
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
-def _parts(thing: Any) -> Iterator[bytes]:
-    kind = type(thing).__qualname__.encode()
-    if isinstance(thing, Enum):
-        yield from (kind, repr(thing.value).encode())
-    elif thing is None or isinstance(thing, bool | int | float | str | bytes | np.generic):
-        yield from (kind, repr(thing).encode())
-    elif isinstance(thing, Path):
-        yield from (b"path", str(thing).encode())
-    elif isinstance(thing, np.ndarray):
-        yield from (thing.dtype.str.encode(), repr(thing.shape).encode(), thing.tobytes())
-    elif isinstance(thing, BaseModel):
-        yield from (kind, thing.model_dump_json().encode())
-    elif isinstance(thing, Set):
-        yield from (b"set", *sorted(digest(item).encode() for item in thing))
-    elif is_dataclass(thing):
-        compared = [(f.name, getattr(thing, f.name)) for f in fields(thing) if f.compare]
+def _parts(value: Any) -> Iterator[bytes]:
+    kind = type(value).__qualname__.encode()
+    if isinstance(value, Enum):
+        yield from (kind, repr(value.value).encode())
+    elif value is None or isinstance(value, bool | int | float | str | bytes | np.generic):
+        yield from (kind, repr(value).encode())
+    elif isinstance(value, Path):
+        yield from (b"path", str(value).encode())
+    elif isinstance(value, np.ndarray):
+        yield from (value.dtype.str.encode(), repr(value.shape).encode(), value.tobytes())
+    elif isinstance(value, BaseModel):
+        yield from (kind, value.model_dump_json().encode())
+    elif isinstance(value, Set):
+        yield from (b"set", *sorted(digest(item).encode() for item in value))
+    elif is_dataclass(value):
+        compared = [(f.name, getattr(value, f.name)) for f in fields(value) if f.compare]
         yield from (kind, *_parts(compared))
-    elif isinstance(thing, Mapping | Sequence):
-        items = thing.items() if isinstance(thing, Mapping) else thing
-        yield b"%s %d" % (b"mapping" if isinstance(thing, Mapping) else b"sequence", len(thing))
+    elif isinstance(value, Mapping | Sequence):
+        items = value.items() if isinstance(value, Mapping) else value
+        yield b"%s %d" % (b"mapping" if isinstance(value, Mapping) else b"sequence", len(value))
         for item in items:
             yield from _parts(item)
     else:
-        raise TypeError(f"the content of {type(thing).__qualname__} is not known")
+        raise TypeError(f"the content of {type(value).__qualname__} is not known")
 
 
 @cache
 def code_digest() -> str:
     """SHA-256 of the three packages: a version alone does not tell two checkouts apart."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*")):
             if path.suffix in SOURCES:
-                found.update(path.relative_to(ROOT).as_posix().encode())
-                found.update(hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()
+                hasher.update(path.relative_to(ROOT).as_posix().encode())
+                hasher.update(hashlib.sha256(path.read_bytes()).digest())
+    return hasher.hexdigest()
 
 
 def versions() -> dict[str, str]:
     """Versions that a plan depends on; TorchRec's is read without importing it."""
-    found = {"shardopt": __version__}
+    by_package = {"shardopt": __version__}
     with suppress(metadata.PackageNotFoundError):
-        found["torchrec"] = metadata.version("torchrec")
-    return found
+        by_package["torchrec"] = metadata.version("torchrec")
+    return by_package
 
 
 @cache

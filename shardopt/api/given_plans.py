@@ -26,7 +26,7 @@ from shardopt.explain.explanation import PredictedPlan
 
 def predict_plans(
     model: Path,
-    given: Sequence[Path | ShardingPlan],
+    inputs: Sequence[Path | ShardingPlan],
     machine: Machine,
     *,
     strict: bool = False,
@@ -35,7 +35,7 @@ def predict_plans(
     """Predictions of plans in one setting, in the order given.
 
     Args:
-        given: plan files, or plans, which are named by their number.
+        inputs: plan files, or plans, which are named by their number.
         strict: refuse costs outside the range that the profile covers.
 
     Raises:
@@ -43,14 +43,14 @@ def predict_plans(
         InputError: a plan cannot be read, does not fit the model, or is for other ranks or other
             hardware than the first while the machine does not say which.
     """
-    plans = [one if isinstance(one, ShardingPlan) else load_plan(one) for one in given]
+    plans = [item if isinstance(item, ShardingPlan) else load_plan(item) for item in inputs]
     paths = [
-        f"plan {at + 1}" if isinstance(one, ShardingPlan) else str(one)
-        for at, one in enumerate(given)
+        f"plan {at + 1}" if isinstance(item, ShardingPlan) else str(item)
+        for at, item in enumerate(inputs)
     ]
     _check_alike(paths, plans, machine)
     setting = resolve(model, machine, plans[0], stats, strict=strict)
-    found = []
+    predicted = []
     for path, plan in zip(paths, plans, strict=True):
         fitting = fit_plan(plan, setting, where=path)
         doubts = (*_doubts(plan, setting), *broken(fitting, setting))
@@ -58,18 +58,18 @@ def predict_plans(
         if strict:
             refuse_outside(prediction.out_of_range, path)
         bound = None if doubts else _proved_bound(plan, setting, prediction)
-        found.append(PredictedPlan(path, fitting, prediction, doubts, bound))
-    return setting, found
+        predicted.append(PredictedPlan(path, fitting, prediction, doubts, bound))
+    return setting, predicted
 
 
 def _proved_bound(plan: ShardingPlan, setting: Setting, prediction: Prediction) -> float | None:
     """The lower bound in a plan file, in ms; None where it is of another model or machine, of
     another predictor, or of the plans near a plan in use."""
     bound, planned = (plan.meta.get(key) for key in ("lower_bound_ms", "iteration_ms"))
-    made = plan.meta.get(MADE)
+    made_by = plan.meta.get(MADE)
     if not isinstance(bound, int | float) or not isinstance(planned, int | float):
         return None
-    if not isinstance(made, Mapping) or made.get("inputs") != setting.digests():
+    if not isinstance(made_by, Mapping) or made_by.get("inputs") != setting.digests():
         return None
     same = math.isclose(planned, prediction.iteration_ms, rel_tol=1e-6)
     return float(bound) if same and bound > 0 else None
@@ -93,6 +93,7 @@ def fit_plan(plan: ShardingPlan, setting: Setting, *, where: str) -> ShardingPla
             plan.world_size,
             setting.topology.local_world_size,
             setting.hardware.device,
+            setting.workload.training,
         )
         problem = find_runtime_problem(in_torchrec_order(planned), about)
         if problem:
@@ -101,7 +102,7 @@ def fit_plan(plan: ShardingPlan, setting: Setting, *, where: str) -> ShardingPla
 
 
 def _check_alike(paths: Sequence[str], plans: Sequence[ShardingPlan], machine: Machine) -> None:
-    """Times of different machines side by side would rank machines, not plans."""
+    """Refuse plans for different machines: their times would rank machines, not plans."""
     first = plans[0]
     decided = machine.hardware is not None or machine.cluster is not None
     for path, plan in zip(paths[1:], plans[1:], strict=True):
@@ -110,11 +111,11 @@ def _check_alike(paths: Sequence[str], plans: Sequence[ShardingPlan], machine: M
                 f"{path} is for {plan.world_size} ranks, {paths[0]} for {first.world_size}; "
                 "compare plans for the same number of ranks"
             )
-        given = (first.meta.get("hardware"), plan.meta.get("hardware"))
-        if not decided and given[0] != given[1]:
+        names = (first.meta.get("hardware"), plan.meta.get("hardware"))
+        if not decided and names[0] != names[1]:
             raise InputError(
-                f"{path} was made for hardware {given[1] or '(not said)'}, {paths[0]} for "
-                f"{given[0] or '(not said)'}; choose the hardware to predict both on the same",
+                f"{path} was made for hardware {names[1] or '(not said)'}, {paths[0]} for "
+                f"{names[0] or '(not said)'}; choose the hardware to predict both on the same",
                 inputs=("hardware",),
             )
 
@@ -134,7 +135,7 @@ def broken(plan: ShardingPlan, setting: Setting) -> list[str]:
     """Constraints of the model that a plan breaks, and means that TorchRec would compute wrong."""
     workload = setting.workload
     planned = list(zip(plan.tables.items(), workload.tables, strict=True))
-    found = [
+    problems = [
         f"table '{key}' breaks the model's constraints: {broken}"
         for (key, sharding), table in planned
         if (broken := find_broken_constraint(table, sharding))
@@ -143,9 +144,9 @@ def broken(plan: ShardingPlan, setting: Setting) -> list[str]:
     for (_, sharding), table in planned:
         if table.constraints.co_locate is not None:
             ranks.setdefault(table.constraints.co_locate, set()).add(frozenset(sharding.ranks))
-    found += [
+    problems += [
         f"tables of constraints.co_locate '{group}' lie on different ranks"
         for group, places in ranks.items()
         if len(places) > 1
     ]
-    return found + find_mean_problems(plan, workload)
+    return problems + find_mean_problems(plan, workload)

@@ -52,14 +52,15 @@ def plan_machines(
     """
     assert request.model is not None
     model = read_model(request.model, batch_size=request.batch_size)
-    asked = [replace(request, hardware=name, gpus=ranks) for name in hardware for ranks in gpus]
-    for one in asked:
+    requests = [replace(request, hardware=name, gpus=ranks) for name in hardware for ranks in gpus]
+    for machine in requests:
         try:
-            inputs = read_inputs(one, model)
+            inputs = read_inputs(machine, model)
             name = inputs.setting.hardware_name
             budget = stop(inputs)
-            found = answer.followed_up(find_answer(inputs, budget, cache), budget)
+            best_answer = answer.followed_up(find_answer(inputs, budget, cache), budget)
         except InfeasibleError as error:
-            yield OnMachine(one.hardware or DEFAULT_HARDWARE, one.gpus or 0, None, str(error))
+            name = machine.hardware or DEFAULT_HARDWARE
+            yield OnMachine(name, machine.gpus or 0, None, str(error))
             continue
-        yield OnMachine(name, one.gpus or 0, found, price=prices.get(name))
+        yield OnMachine(name, machine.gpus or 0, best_answer, price=prices.get(name))

@@ -75,12 +75,12 @@ def adapt_plan(
         PlanError: a table of the plan may mean several of the model, or its shards do not tile it.
     """
     tables = dict(zip(workload.keys, workload.tables, strict=True))
-    known = _known_tables(plan, workload, renamed, where)
+    old_plans = _known_tables(plan, workload, renamed, where)
     adapted: dict[str, TablePlan] = {}
-    held: dict[str, tuple[Shard, ...]] = {}
+    shards_now: dict[str, tuple[Shard, ...]] = {}
     changed: dict[str, list[str]] = defaultdict(list)
     for key, table in tables.items():
-        old = known.get(key)
+        old = old_plans.get(key)
         shape = table.num_embeddings, table.embedding_dim
         if old is None:
             changed["new"].append(key)
@@ -96,15 +96,15 @@ def adapt_plan(
         if was != shape:
             changed["grown" if shape[0] > was[0] else "shrunk"].append(key)
         adapted[key] = old if was == shape else _resized(old, shape[0])
-        held[key] = old.shards
-    kept = {id(table) for table in known.values()}
-    gone = [key for key, table in plan.tables.items() if id(table) not in kept]
-    if gone:
-        changed["no longer in the model"] = gone
+        shards_now[key] = old.shards
+    planned = {id(table) for table in old_plans.values()}
+    dropped = [key for key, table in plan.tables.items() if id(table) not in planned]
+    if dropped:
+        changed["no longer in the model"] = dropped
     for key in [*changed["new"], *changed["of another width, so new"]]:
         adapted[key] = _on_emptiest_rank(tables, key, adapted, plan.world_size)
-        held[key] = ()
-    if not any(held.values()):
+        shards_now[key] = ()
+    if not any(shards_now.values()):
         names = ", ".join(list(tables)[:NAMED])
         raise PlanError(
             f"{where}: no table of it is in {workload.name}, which has {names}"
@@ -112,7 +112,7 @@ def adapt_plan(
         )
     notes = tuple(_note(words, keys) for words, keys in changed.items() if keys)
     ordered = {key: adapted[key] for key in tables}
-    return OlderPlan(replace(plan, tables=ordered), held, notes)
+    return OlderPlan(replace(plan, tables=ordered), shards_now, notes)
 
 
 def _known_tables(
@@ -124,24 +124,24 @@ def _known_tables(
     for old, new in renamed.items():
         planned = {key.rpartition("/")[2] for key in plan.tables} | {*plan.tables}
         if old not in planned or new not in names:
-            what, among = ("the plan", planned) if old not in planned else ("the model", names)
+            holder, among = ("the plan", planned) if old not in planned else ("the model", names)
             name = old if old not in planned else new
             raise InputError(
-                f"renamed says {old}={new}, but {what} has no table "
+                f"renamed says {old}={new}, but {holder} has no table "
                 f"'{name}'{did_you_mean(name, among)}",
                 inputs=("renamed",),
             )
-    found: dict[str, TablePlan] = {}
+    old_plans: dict[str, TablePlan] = {}
     for key, table in plan.tables.items():
         prefix, slash, last = key.rpartition("/")
         name = renamed.get(key, renamed.get(last, last))
         if name not in names:
             continue
         index = find_table(f"{prefix}{slash}{name}", table.module, homes, where, workload.name)
-        if workload.keys[index] in found:
+        if workload.keys[index] in old_plans:
             raise PlanError(f"{where}: two tables of it mean '{workload.keys[index]}'; remove one")
-        found[workload.keys[index]] = table
-    return found
+        old_plans[workload.keys[index]] = table
+    return old_plans
 
 
 def _shape(table: TablePlan) -> tuple[int, int]:
@@ -177,13 +177,13 @@ def _on_emptiest_rank(
     tables: Mapping[str, Table], key: str, placed: Mapping[str, TablePlan], world_size: int
 ) -> TablePlan:
     """A new table whole, on the rank that holds fewest bytes of weights."""
-    held = [0] * world_size
+    weight_bytes = [0] * world_size
     for name, plan in placed.items():
         for shard in plan.shards:
-            held[shard.rank] += shard.size[0] * shard.size[1] * tables[name].element_bytes
+            weight_bytes[shard.rank] += shard.size[0] * tables[name].row_bytes(shard.size[1])
     table = tables[key]
     allowed: Sequence[int] = table.constraints.ranks or range(world_size)
-    rank = min(allowed, key=lambda r: (held[r], r))
+    rank = min(allowed, key=lambda r: (weight_bytes[r], r))
     shard = Shard(rank, (0, 0), (table.num_embeddings, table.embedding_dim))
     kernel = (table.constraints.compute_kernels or (ComputeKernel.FUSED,))[0]
     return TablePlan(ShardingType.TABLE_WISE, ComputeKernel(kernel), (shard,), table.module)

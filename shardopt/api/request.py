@@ -1,5 +1,5 @@
-"""What is asked for, as values: a machine to plan for, and a plan; by a command line, a script or a
-plan file. Imports nothing heavy, as commands make their flags of these."""
+"""Requests as values: a machine to plan for, and a plan; from a command line, a script or a plan
+file. Imports nothing heavy, as commands make their flags of these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardopt.files import refuse_streams
 HORIZON = 10_000
 """Steps over which a move must pay for itself unless the request says otherwise."""
 SEARCHERS = ("annealing",)
-"""Of `all`: CP-SAT and Optuna gain nothing beside it."""
+"""Searchers of `all`: CP-SAT and Optuna gain nothing beside it."""
 MAX_SEED = 2**31 - 1
 MAX_TOP_K = 1000
 MADE = "made_by"
@@ -33,8 +33,8 @@ and one that does is refused whole."""
 
 @dataclass(frozen=True)
 class Machine:
-    """What to plan for. None leaves a choice to the cluster file, the plan, the model file or the
-    hardware profile, in this order.
+    """Machine to plan for. None leaves a choice to the cluster file, the plan, the model file or
+    the hardware profile, in this order.
 
     Args:
         gpus: number of ranks.
@@ -62,8 +62,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class PlanRequest(Machine):
-    """All that decides the answer of ``shardopt plan``, by the names of its options, of which the
-    command line says what they are; None where one was left out."""
+    """Request of ``shardopt plan``: its options by their names, which the command line describes;
+    None for an option that was left out."""
 
     model: Path | None = None
     strict: bool = False
@@ -85,7 +85,7 @@ class PlanRequest(Machine):
 
     @property
     def searchers(self) -> tuple[str, ...]:
-        """Who proposes plans, as `search.solve.solve` takes them."""
+        """Searchers that propose plans, as `search.solve.solve` takes them."""
         return SEARCHERS if self.search == "all" else (self.search,)
 
     @property
@@ -132,10 +132,10 @@ class PlanRequest(Machine):
 
     def settings(self) -> dict[str, Any]:
         """The options that are not as they are by default, as `read_request` takes them."""
-        given = {of.name: getattr(self, of.name) for of in fields(self)}
-        changed = [of.name for of in fields(self) if given[of.name] != of.default]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = [field.name for field in fields(self) if values[field.name] != field.default]
         order = sorted(changed, key=lambda name: name != "model")
-        plain = {name: str(v) if isinstance(v := given[name], Path) else v for name in order}
+        plain = {name: str(v) if isinstance(v := values[name], Path) else v for name in order}
         return {name.rstrip("_"): value for name, value in plain.items()}
 
 
@@ -162,8 +162,8 @@ def read_request(
     """
     from pydantic import TypeAdapter, ValidationError
 
-    names = {of.name.rstrip("_"): of.name for of in fields(PlanRequest)}
-    given: dict[str, Any] = {}
+    names = {field.name.rstrip("_"): field.name for field in fields(PlanRequest)}
+    values: dict[str, Any] = {}
     left_out = []
     for name, value in settings.items():
         if name.strip("-").replace("-", "_") in NEVER_REPLAYED:
@@ -174,24 +174,24 @@ def read_request(
         if name not in names:
             left_out.append(f"{name}{did_you_mean(name, names)}")
         else:
-            given[names[name]] = value
+            values[names[name]] = value
     if model is not None:
-        given["model"] = str(model)
-    elif "model" not in given:
+        values["model"] = str(model)
+    elif "model" not in values:
         raise PlanError(f"{where}: does not say which model file it was made from; give MODEL")
     try:
-        # as JSON, in which a path is a text, and strictly, so that no text is a number
-        made = TypeAdapter(PlanRequest).validate_json(json.dumps(given), strict=True)
+        # in JSON a path is a text; strict, so that no text is a number
+        request = TypeAdapter(PlanRequest).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]).rstrip("_")
         raise PlanError(
             f"{where}: its setting {name} is {first['input']!r}; {first['msg'].lower()}"
         ) from None
-    for path in (made.hardware, made.scenarios, *made.inputs):
+    for path in (request.hardware, request.scenarios, *request.inputs):
         if path is not None and path != model:
             refuse_streams(Path(path), "file")
-    return made, left_out
+    return request, left_out
 
 
 def check_number(name: str, value: float | None, low: float, high: float) -> None:

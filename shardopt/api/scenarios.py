@@ -31,21 +31,21 @@ from shardopt.files import decode, read_bytes
 
 NONE = "none"
 ROUNDING = 1e-6
-"""By how much the sum of the weights may miss one."""
+"""Tolerance of the sum of the weights, which is one."""
 
 
 @dataclass(frozen=True)
 class ScenarioSource:
-    """What scenarios are made of.
+    """Sources of scenarios.
 
     Args:
         draws: of the errors that the profile states.
-        given: by a file, in place of draws.
+        from_file: given by a file, in place of draws.
         windows: of data, besides; name -> workload.
     """
 
     draws: int = DRAWS
-    given: tuple[GivenFactors, ...] = ()
+    from_file: tuple[GivenFactors, ...] = ()
     windows: Mapping[str, Workload] = field(default_factory=dict)
 
     def of(self, problem: Problem) -> tuple[Scenario, ...]:
@@ -53,7 +53,7 @@ class ScenarioSource:
         return join_scenarios(
             window_scenarios(problem, self.windows) if self.windows else [],
             draw_scenarios(problem, self.draws) if self.draws else [],
-            given_scenarios(problem, self.given),
+            given_scenarios(problem, self.from_file),
         )
 
     def read_windows(self, read: Callable[[Workload], Workload]) -> dict[str, Workload]:
@@ -66,21 +66,21 @@ class ScenarioSource:
 
 
 def read_scenarios(
-    asked: str | int | PathLike[str] | None,
+    choice: str | int | PathLike[str] | None,
     hardware: HardwareProfile,
     windows: Mapping[str, Workload],
 ) -> ScenarioSource:
-    """What is asked for.
+    """Read a choice of scenarios.
 
     Args:
-        asked: a number of draws, ``none``, or a file; None for the default number.
+        choice: a number of draws, ``none``, or a file; None for the default number.
         hardware: whose groups a file names.
         windows: of data, which are scenarios too.
 
     Raises:
         InputError: the number is out of range, or the file cannot be used.
     """
-    text = str(asked).strip() if asked is not None else str(DRAWS)
+    text = str(choice).strip() if choice is not None else str(DRAWS)
     if text == NONE:
         return ScenarioSource(0, (), windows)
     if text.lstrip("+-").isdigit():
@@ -127,29 +127,29 @@ def load_scenarios(path: str | Path, groups: Iterable[str]) -> list[GivenFactors
         )
     if not 2 <= len(listed) <= MOST:
         problems.fail(("scenarios",), f"has {len(listed)}; give at least 2 and at most {MOST}")
-    known = sorted({*groups, "collectives"})
-    found: dict[str, ScenarioSection] = {}
+    allowed = sorted({*groups, "collectives"})
+    sections: dict[str, ScenarioSection] = {}
     for i, item in enumerate(listed):
         section = check(ScenarioSection, item, ("scenarios", i), problems)
         if section is None:
             continue
         name = section.name or f"scenario {i + 1}"
-        if name in found:
+        if name in sections:
             problems.add(("scenarios", i, "name"), f"'{name}' is the name of two; rename one")
-        found[name] = section
+        sections[name] = section
         for group in section.factors:
-            if group not in known:
+            if group not in allowed:
                 problems.add(
                     ("scenarios", i, "factors", group),
-                    f"is not a group of the profile{did_you_mean(group, known)}; "
-                    f"it has {', '.join(known)}",
+                    f"is not a group of the profile{did_you_mean(group, allowed)}; "
+                    f"it has {', '.join(allowed)}",
                 )
     problems.raise_if_any()
-    weights = [section.weight for section in found.values()]
+    weights = [section.weight for section in sections.values()]
     if weights.count(None) == len(weights):
-        return [GivenFactors(n, 1 / len(found), one.factors) for n, one in found.items()]
+        return [GivenFactors(n, 1 / len(sections), entry.factors) for n, entry in sections.items()]
     total = sum(weight or 0.0 for weight in weights)
     if None in weights or abs(total - 1) > ROUNDING:
         lacking = "; give every scenario a weight" if None in weights else ""
         problems.fail(("scenarios",), f"the weights sum to {total:.6g}; must sum to 1{lacking}")
-    return [GivenFactors(n, one.weight or 0.0, one.factors) for n, one in found.items()]
+    return [GivenFactors(n, entry.weight or 0.0, entry.factors) for n, entry in sections.items()]

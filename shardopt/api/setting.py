@@ -37,7 +37,7 @@ from shardopt.config.distributions import workloads_of_stats
 from shardopt.formatting import listed, range_lines
 
 ModelRead: TypeAlias = tuple[Workload, list[str], dict[str, Workload]]
-"""What `read_model` gives."""
+"""Result of `read_model`."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Setting:
     network: Network | None = None
 
     def problem(self) -> Problem:
-        """What `search.solve.solve` takes."""
+        """Return the problem for `search.solve.solve`."""
         return Problem(self.workload, self.topology, self.hardware)
 
     def case(self) -> Case:
-        """What `search.tune` takes."""
+        """Return the case for `search.tune`."""
         return Case(self.workload, self.installed, self.hardware, self.reserve)
 
     def predict(self, plan: ShardingPlan) -> Prediction:
@@ -150,23 +150,25 @@ def resolve(
         _check_ranks(workload.sharding_group(installed), plan, machine)
     reserve = default_reserve(workload) if machine.reserve is None else machine.reserve
     context = context_bytes(hardware)
-    left = [
-        leave_for_shards(one, installed, reserve, hardware.device, context)
-        for one in windows.values() or [workload]
+    rooms = [
+        leave_for_shards(window, installed, reserve, hardware.device, context)
+        for window in windows.values() or [workload]
     ]
-    hbm, ddr = (  # what every window leaves: a plan must fit in all of them
-        tuple(map(min, zip(*(getattr(one, caps) for one in left), strict=True)))
+    hbm, ddr = (  # the least of all windows: a plan must fit in each
+        tuple(map(min, zip(*(getattr(room, caps) for room in rooms), strict=True)))
         for caps in ("hbm_cap_bytes", "ddr_cap_bytes")
     )
-    topology = replace(left[0], hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
+    topology = replace(rooms[0], hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
     if strict:
         refuse_outside(ranks_outside(hardware, installed))
-    told = [*notes, *_notes(workload, topology.world_size, hardware)]
+    remarks = [*notes, *_notes(workload, topology.world_size, hardware)]
     if machine.network is not None and installed.groups == 1:
-        told.append(f"NVLink or one host joins all ranks, so network {machine.network} has no part")
-    told += cluster.notes if cluster is not None else ()
+        remarks.append(
+            f"NVLink or one host joins all ranks, so network {machine.network} has no part"
+        )
+    remarks += cluster.notes if cluster is not None else ()
     if origin == "default":
-        told.append(f"hardware is {name}, the default; choose another by name or file")
+        remarks.append(f"hardware is {name}, the default; choose another by name or file")
     return Setting(
         workload,
         topology,
@@ -174,7 +176,7 @@ def resolve(
         hardware,
         name,
         origin,
-        tuple(told),
+        tuple(remarks),
         reserve,
         windows,
         network,
@@ -199,7 +201,7 @@ def with_dense_kernels(workload: Workload, device: str) -> Workload:
 
 
 def _needs_dense(table: Table, device: str) -> bool:
-    """Whether the dense kernel is the only one that runs a table."""
+    """Tell if the dense kernel is the only one that runs a table."""
     named = table.constraints.sharding_types
     return (
         table.embedding_dim % FUSED_WIDTH != 0
@@ -208,8 +210,8 @@ def _needs_dense(table: Table, device: str) -> bool:
     )
 
 
-def refuse_outside(found: Iterable[OutOfRange], where: str = "") -> None:
-    """What ``strict`` does about costs outside the ranges of their profile.
+def refuse_outside(costs: Iterable[OutOfRange], where: str = "") -> None:
+    """Refuse costs outside the ranges of their profile, as ``strict`` asks.
 
     Args:
         where: the plan, where there are several.
@@ -217,7 +219,7 @@ def refuse_outside(found: Iterable[OutOfRange], where: str = "") -> None:
     Raises:
         RangeError: there is such a cost; says which and what to do.
     """
-    lines = range_lines(found)
+    lines = range_lines(costs)
     if lines:
         place = f"{where}: " if where else ""
         raise RangeError(
@@ -254,15 +256,15 @@ def _check_ranks(covered: Topology, plan: ShardingPlan, machine: Machine) -> Non
 
 
 def _notes(workload: Workload, world_size: int, hardware: HardwareProfile) -> Iterator[str]:
-    """What there is to say of features that hardly any batch of all ranks reads, and of a profile
-    whose calibration was not quiet."""
+    """Yield notes on features that hardly any batch of all ranks reads, on tables of odd widths,
+    and on a profile whose calibration was not quiet."""
     samples = workload.batch_size * world_size
     features = (feature for table in workload.tables for feature in table.features)
     rare = [f for f in features if samples * f.lookups_per_sample < FEWEST_IDS]
     if rare:
-        others = f" and {len(rare) - 1} more" if len(rare) > 1 else ""
+        more = f" and {len(rare) - 1} more" if len(rare) > 1 else ""
         yield (
-            f"feature {rare[0].name}{others}: pooling_factor {rare[0].pooling_factor:g} is less "
+            f"feature {rare[0].name}{more}: pooling_factor {rare[0].pooling_factor:g} is less "
             f"than one id in {1 / FEWEST_IDS:.0f} batches; it costs what one id in so many batches "
             "costs"
         )
@@ -312,12 +314,12 @@ def check_machine(machine: Machine, *, needs_ranks: bool) -> None:
 def _hardware(
     machine: Machine, cluster: ClusterConfig | None, plan: ShardingPlan | None
 ) -> tuple[str, HardwareProfile, str]:
-    """Name or path of the profile, the profile, and who chose it."""
+    """Return the profile's name or path, the profile, and who chose it."""
     if machine.hardware is not None:
         return machine.hardware, load_hardware(machine.hardware), "given"
-    found = hardware_of(cluster) if cluster is not None else None
-    if found is not None:
-        return *found, "cluster"
+    from_cluster = hardware_of(cluster) if cluster is not None else None
+    if from_cluster is not None:
+        return *from_cluster, "cluster"
     planned = plan.meta.get("hardware") if plan is not None else None
     if isinstance(planned, str) and planned:
         return planned, load_hardware(planned), "plan"
@@ -327,7 +329,7 @@ def _hardware(
 def _network(
     machine: Machine, cluster: ClusterConfig | None, plan: ShardingPlan | None
 ) -> Network | None:
-    """What joins the hosts: by the machine, then its cluster file, then the plan."""
+    """Return the network of the hosts: by the machine, then its cluster file, then the plan."""
     if machine.network is not None:
         return Network(machine.network)
     if cluster is not None or machine.hardware is not None or plan is None:

@@ -56,11 +56,11 @@ from shardopt.ranks.scratch import scratch_folder
 
 IN_USE = "in use"
 FIRST_SHARE = 0.6
-"""Of the time, for the plans of the first search."""
+"""Share of the time for the plans of the first search."""
 TURNS = 3
 """Searches at most, the first included."""
 SEARCH_S = 10.0
-"""That a search may take between measurements."""
+"""Limit in s on a search between measurements."""
 
 Say = Callable[[str], None]
 
@@ -76,19 +76,19 @@ def entrants(
     problem = setting.problem()
     try:
         server = CallServer(["shardopt.training.torchrec_planner"])
-        asked = problem.workload, problem.topology, problem.hardware.device
-        theirs, _, _ = server.call(None, ask_torchrec, *asked)
+        inputs = problem.workload, problem.topology, problem.hardware.device
+        theirs, _, _ = server.call(None, ask_torchrec, *inputs)
     except CallError as error:
         raise InputError(f"TorchRec's planner failed: {error}") from None
-    found = {
-        f"plan {i + 1}": Entrant(one.plan, one.found_by, one.plan.tables)
-        for i, one in enumerate(best)
+    by_name = {
+        f"plan {i + 1}": Entrant(ranked_plan.plan, ranked_plan.found_by, ranked_plan.plan.tables)
+        for i, ranked_plan in enumerate(best)
     }
     if in_use is not None:
-        found[IN_USE] = Entrant(in_use, IN_USE, in_use.tables)
+        by_name[IN_USE] = Entrant(in_use, IN_USE, in_use.tables)
     if theirs is not None:
-        found[TORCHREC] = Entrant(theirs, THEIRS, theirs.tables)
-    return found
+        by_name[TORCHREC] = Entrant(theirs, THEIRS, theirs.tables)
+    return by_name
 
 
 def confirm(
@@ -108,7 +108,7 @@ def confirm(
         plan_again: searches with what was learned for so many seconds; None to stay with these.
 
     Returns:
-        What was measured, and what was learned from it.
+        The measurements, and what was learned from them.
 
     Raises:
         InputError: this machine cannot run the plans, or none could be timed.
@@ -118,20 +118,20 @@ def confirm(
     deadline, end = deadlines(time.time(), minutes)
     race.enter(plans)
     learned: Learned | None = None
-    told: list[str] = []
+    notes: list[str] = []
     for turn in range(TURNS):
         last = plan_again is None or turn == TURNS - 1
         now = time.time()
         run_race(race, sessions, deadline if last else now + FIRST_SHARE * (deadline - now), say)
-        learned, told = learned_from(setting, race, folder)
-        left = deadline - time.time()
-        if last or race.interrupted or learned is None or left < SHORTEST_S + SEARCH_S:
+        learned, notes = learned_from(setting, race, folder)
+        left_s = deadline - time.time()
+        if last or race.interrupted or learned is None or left_s < SHORTEST_S + SEARCH_S:
             break
         assert plan_again is not None
         here = with_learned(setting, learned)
         say("planning again with what was learned")
         try:
-            fresh = _fresh(plan_again(here, min(SEARCH_S, left - SHORTEST_S)), race, here)
+            fresh = _fresh(plan_again(here, min(SEARCH_S, left_s - SHORTEST_S)), race, here)
         except KeyboardInterrupt:
             race.interrupted = True
             break
@@ -140,7 +140,7 @@ def confirm(
             plan_again = None
         race.enter(fresh)
     run_final(race, sessions, end, say)
-    race.notes += told
+    race.notes += notes
     return race.confirmation(), learned
 
 
@@ -152,16 +152,16 @@ def with_learned(setting: Setting, learned: Learned) -> Setting:
 def _fresh(result: Result, race: Race, setting: Setting) -> dict[str, Entrant]:
     """Plans that were not measured yet and promise more than the fastest that was; none where the
     best of the search was."""
-    known = [one.plan.tables for one in race.entrants.values()]
+    measured = [e.plan.tables for e in race.entrants.values()]
     leader = race.leader
-    if leader is None or result.best.plan.tables in known:
+    if leader is None or result.best.plan.tables in measured:
         return {}
     bar_ms = setting.predict(race.entrants[leader].plan).iteration_ms
-    new = [r for r in result.plans if r.plan.tables not in known and r.iteration_ms < bar_ms]
+    new = [r for r in result.plans if r.plan.tables not in measured and r.iteration_ms < bar_ms]
     count = sum(name.startswith("plan ") for name in race.entrants)
     return {
-        f"plan {count + i}": Entrant(one.plan, f"{one.found_by}, learned", one.plan.tables)
-        for i, one in enumerate(new, 1)
+        f"plan {count + i}": Entrant(e.plan, f"{e.found_by}, learned", e.plan.tables)
+        for i, e in enumerate(new, 1)
     }
 
 
@@ -181,7 +181,7 @@ class StartedSessions:
     traced: bool = True
 
     def now(self) -> float:
-        """Of this process."""
+        """Return the time of this process."""
         return time.time()
 
     def run(
@@ -234,7 +234,7 @@ def take_part(
     """Take part in one session; the first rank reports its rounds, what it is at, and what failed.
 
     Args:
-        traced: plans of which no trace is to be recorded.
+        traced: plans that need no further trace.
     """
     led = LedSessions(job.workload, job.backend, folder, rank)
     led.joined.traced |= {*traced}
@@ -246,12 +246,12 @@ def take_part(
 
 
 def traces_of(folder: Path, name: str) -> Path:
-    """Where the traces of a plan go."""
+    """Return the folder for the traces of a plan."""
     return folder / name.replace(" ", "-")
 
 
 def backend_of(setting: Setting) -> str:
-    """Of the ranks of a profile."""
+    """Return the backend of a profile's ranks."""
     return "gloo" if setting.hardware.inline else "nccl"
 
 
@@ -281,7 +281,7 @@ class LedSessions:
         self.joined = JoinedSessions(make, device, folder)
 
     def now(self) -> float:
-        """Of the first rank."""
+        """Return the time of the first rank."""
         return time.time()
 
     def run(
@@ -297,8 +297,8 @@ class LedSessions:
 
     def follow(self) -> None:
         """Take part in the sessions of the first rank until it ends them."""
-        while (asked := self.joined.talk.share(None)) is not None:
-            self.take_part(*asked)
+        while (session := self.joined.talk.share(None)) is not None:
+            self.take_part(*session)
 
     def take_part(
         self, plans: Mapping[str, ShardingPlan], session: int, order: Sequence[str], until: float
@@ -319,7 +319,7 @@ def follow(setting: Setting, rank: Rank) -> None:
 def sessions_of(
     setting: Setting, plans: Mapping[str, Entrant], folder: Path, rank: Rank | None
 ) -> Iterator[Sessions]:
-    """On ranks that are started, or on those of torchrun.
+    """Yield sessions on ranks that are started, or on those of torchrun.
 
     Raises:
         InputError, PlanError: the ranks are not those of the plans, or cannot run here.
@@ -328,7 +328,9 @@ def sessions_of(
         yield StartedSessions(setting, folder)
         return
     job = Job(
-        setting.workload, {name: one.plan for name, one in plans.items()}, backend_of(setting)
+        setting.workload,
+        {name: entrant.plan for name, entrant in plans.items()},
+        backend_of(setting),
     )
     check_job(job, given_ranks=rank.world_size, joined=True)
     led = LedSessions(setting.workload, job.backend, folder, rank)
@@ -341,19 +343,19 @@ def sessions_of(
 
 
 def learned_from(setting: Setting, race: Race, folder: Path) -> tuple[Learned | None, list[str]]:
-    """From the traces of every plan, with the steps that no profiler watched; and what to say."""
-    found, notes = None, []
-    for name, one in race.entrants.items():
+    """Learn from the traces of every plan and its steps without a profiler; return notes too."""
+    learned, notes = None, []
+    for name, entrant in race.entrants.items():
         traces = sorted(traces_of(folder, name).glob("*.json"))
         step_ms = race.median_ms(name)
         if not traces or step_ms is None:
             continue
-        here = setting if found is None else with_learned(setting, found)
+        here = setting if learned is None else with_learned(setting, learned)
         try:
-            found = lesson_of(here, one.plan, name, traces, step_ms).learned
+            learned = lesson_of(here, entrant.plan, name, traces, step_ms).learned
         except ShardoptError as error:
             notes.append(f"nothing was learned from {name}: {error}")
-    return found, notes
+    return learned, notes
 
 
 def confirm_answer(
@@ -365,12 +367,12 @@ def confirm_answer(
     rank: Rank | None,
     say: Say,
 ) -> Answer:
-    """The answer of a search with what was measured, and its fastest measured plan first.
+    """Measure the plans of an answer; return it with its fastest measured plan first.
 
     Args:
         count: how many of the best plans are measured.
         output: of the plan; what was learned is written beside it, with suffix ``.learned.yaml``.
-        rank: of torchrun, which is the first.
+        rank: the first rank of torchrun.
 
     Raises:
         InputError: see `confirm`.
@@ -382,54 +384,56 @@ def confirm_answer(
 
     def plan_again(here: Setting, seconds: float) -> Result:
         stop = Stop(inputs.request.effort, seconds, interruptible=True)
-        found = find_answer(replace(inputs, setting=here), stop, None).result
-        return replace(found, plans=found.plans[:count])
+        again = find_answer(replace(inputs, setting=here), stop, None).result
+        return replace(again, plans=again.plans[:count])
 
     with scratch_folder() as folder, sessions_of(setting, plans, folder, rank) as sessions:
-        found, learned = confirm(
+        measured, learned = confirm(
             setting, plans, sessions, folder, minutes, plan_again=plan_again, say=say
         )
-    first = found.best
+    first = measured.best
     predicted = setting.predict(first.plan).iteration_ms
     ranked = RankedPlan(first.plan, predicted, f"{first.found_by}, measured")
-    others = [r for r in result.plans if r.plan.tables != first.plan.tables]
-    result = replace(result, plans=(ranked, *others))
+    rest = [r for r in result.plans if r.plan.tables != first.plan.tables]
+    result = replace(result, plans=(ranked, *rest))
     if learned is not None and output is not None:
         path = output.with_suffix(".learned.yaml")
         text = overlay_text(learned, setting.hardware_name, path.resolve().parent)
         atomic_write_text(path, text)
         say(f"wrote {path}, a profile that has learned from these steps")
-    # what was measured cannot be made again
+    # measurements cannot be made again
     head = {key: value for key, value in answer.head.items() if key != MADE}
     final = answer_of(setting, result, head)
-    found = renumbered(_with_predictions(found, setting), final, say)
-    return replace(final, confirmation=found)
+    measured = renumbered(_with_predictions(measured, setting), final, say)
+    return replace(final, confirmation=measured)
 
 
-def _with_predictions(found: Confirmation, setting: Setting) -> Confirmation:
-    """What was measured, with what the profile had predicted of each plan."""
+def _with_predictions(measured: Confirmation, setting: Setting) -> Confirmation:
+    """Add the profile's prediction to each measured plan."""
 
-    def predicted(one: Confirmed) -> Confirmed:
-        prediction = setting.predict(one.plan)
+    def predicted(plan: Confirmed) -> Confirmed:
+        prediction = setting.predict(plan.plan)
         low, high = prediction.interval_ms
-        return replace(one, predicted_ms=prediction.iteration_ms, predicted_interval_ms=(low, high))
+        return replace(
+            plan, predicted_ms=prediction.iteration_ms, predicted_interval_ms=(low, high)
+        )
 
-    plans = {one.name: predicted(one) for one in found.plans}
-    return replace(found, plans=tuple(plans.values()), best=plans[found.best.name])
+    plans = {plan.name: predicted(plan) for plan in measured.plans}
+    return replace(measured, plans=tuple(plans.values()), best=plans[measured.best.name])
 
 
-def renumbered(found: Confirmation, answer: Answer, say: Say) -> Confirmation:
-    """What was measured, with the numbers that the plans of the answer have: the fastest is plan 1
-    now. Plans that are not in the ranking get the numbers after it."""
+def renumbered(result: Confirmation, answer: Answer, say: Say) -> Confirmation:
+    """Give measured plans the numbers that they have in the answer: the fastest is plan 1 now.
+    Plans that are not in the ranking get the numbers after it."""
     ranking = [ranked.plan.tables for ranked in answer.result.plans]
     names: dict[str, str] = {}
     after = len(ranking)
-    for one in found.plans:
-        if not one.name.startswith("plan "):
+    for plan in result.plans:
+        if not plan.name.startswith("plan "):
             continue
-        place = next((i for i, tables in enumerate(ranking, 1) if tables == one.plan.tables), None)
+        place = next((i for i, tables in enumerate(ranking, 1) if tables == plan.plan.tables), None)
         after += place is None
-        names[one.name] = f"plan {place or after}"
+        names[plan.name] = f"plan {place or after}"
     changed = [f"{old} is {new}" for old, new in names.items() if old != new]
     if changed:
         say(f"by measured time, {', '.join(changed)} from here on")
@@ -437,9 +441,9 @@ def renumbered(found: Confirmation, answer: Answer, say: Say) -> Confirmation:
     def named(text: str) -> str:
         return re.sub(r"\bplan \d+", lambda match: names.get(match[0], match[0]), text)
 
-    plans = {one.name: replace(one, name=named(one.name)) for one in found.plans}
-    notes = tuple(map(named, found.notes))
-    return replace(found, plans=tuple(plans.values()), best=plans[found.best.name], notes=notes)
+    plans = {plan.name: replace(plan, name=named(plan.name)) for plan in result.plans}
+    notes = tuple(map(named, result.notes))
+    return replace(result, plans=tuple(plans.values()), best=plans[result.best.name], notes=notes)
 
 
 def check_minutes(minutes: float, count: int) -> None:

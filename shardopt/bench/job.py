@@ -1,4 +1,4 @@
-"""What a bench run is asked to do, and whether this machine can do it at all."""
+"""Job of a bench run, and the checks that this machine can do it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from shardopt.ranks.rank import available_cores, check_gpus
 from shardopt.ranks.realtime import Runtime
 
 RANK_BYTES = GIB // 2
-"""What a rank holds apart from tables: libraries, dense part, batches; 0.35 GiB is seen."""
+"""Memory of a rank beside tables: libraries, dense part, batches; 0.35 GiB is seen."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank has to know; all ranks get the same.
+    """Task of a bench run; all ranks get the same.
 
     Args:
-        plans: name -> plan, all for the same ranks; the first is what others are compared with.
+        plans: name -> plan, all for the same ranks; the others are compared with the first.
         rounds: how many in all, those of an earlier run included.
         block: measured iterations of a plan in a round.
         warmup: rounds before measuring; None lets the samples decide.
@@ -79,7 +79,7 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
         InfeasibleError: the tables need more memory than there is.
         MissingPackageError: TorchRec is not installed.
     """
-    if job.build is None:
+    if job.build is None or not job.workload.training:
         check_layers(job.workload)
     _check_ranks(job, given_ranks)
     if job.link is not None:
@@ -111,18 +111,24 @@ def check_layers(workload: Workload) -> None:
     """Refuse a model that cannot be built of its file, before anything is planned or started.
 
     Raises:
-        InputError: its dense part is captured or measured, not given layer by layer.
+        InputError: it is for inference, or its dense part is captured or measured, not given layer
+            by layer.
     """
+    if not workload.training:
+        raise InputError(
+            f"model '{workload.name}' has mode inference, which is predicted, and not run here; "
+            "set mode: training"
+        )
     _ = workload.dlrm
 
 
-def _check_ranks(job: Job, given: int | None) -> None:
+def _check_ranks(job: Job, expected: int | None) -> None:
     first = next(iter(job.plans))
     for name, plan in job.plans.items():
-        if given is not None and plan.world_size != given:
+        if expected is not None and plan.world_size != expected:
             raise PlanError(
-                f"{name} is for {plan.world_size} ranks, but {given} are asked for; plan again "
-                f"for {given}, or run it on {plan.world_size}",
+                f"{name} is for {plan.world_size} ranks, but {expected} are asked for; plan again "
+                f"for {expected}, or run it on {plan.world_size}",
                 inputs=("gpus",),
             )
         ranks = (plan.world_size, plan.local_world_size)
@@ -175,8 +181,8 @@ def rank_bytes(workload: Workload, plans: Sequence[ShardingPlan]) -> list[int]:
     topology = Topology.uniform(
         first.world_size, first.local_world_size, hbm_bytes=0, ddr_bytes=2**62
     )
-    found = [RANK_BYTES] * first.world_size
+    bytes_of_rank = [RANK_BYTES] * first.world_size
     for plan in (p for i, p in enumerate(plans) if p not in plans[:i]):
         for rank, memory in enumerate(plan_memory(workload, topology, plan, device="cpu")):
-            found[rank] += memory.hbm_bytes + memory.ddr_bytes
-    return found
+            bytes_of_rank[rank] += memory.hbm_bytes + memory.ddr_bytes
+    return bytes_of_rank

@@ -33,7 +33,7 @@ from shardopt.measure.machine import machine
 
 @dataclass(frozen=True)
 class Lesson:
-    """What traces taught.
+    """Lesson of traces.
 
     Args:
         before_ms, after_ms: the plan's iteration by the profile, and with what was learned.
@@ -49,10 +49,10 @@ class Lesson:
     notes: tuple[str, ...] = ()
 
     def as_object(self) -> dict[str, Any]:
-        """For ``--json``: ``factors`` and ``unmatched``, and what they come to."""
+        """Return ``factors``, ``unmatched`` and their effect for ``--json``."""
         return {
             "factors": [factor.model_dump() for factor in self.learned.factors],
-            "unmatched": [{"name": one.name, "ms": one.ms} for one in self.unmatched],
+            "unmatched": [{"name": cost.name, "ms": cost.ms} for cost in self.unmatched],
             "steps": self.learned.steps,
             "measured_ms": self.measured_ms,
             "before_ms": self.before_ms,
@@ -68,7 +68,7 @@ def learn_from_traces(
     batch_size: int | None = None,
     step_ms: float | None = None,
 ) -> tuple[Setting, Lesson]:
-    """What the traces of a job that ran under a plan say of the profile.
+    """Learn about the profile from the traces of a job that ran under a plan.
 
     Args:
         step_ms: of steps that no profiler watched; None: as the traces say.
@@ -84,11 +84,11 @@ def learn_from_traces(
             "as 8.7",
             inputs=("step_ms",),
         )
-    given = load_plan(plan)
-    setting = resolve(model, Machine(hardware=hardware, batch_size=batch_size), given)
-    doubt = model_mismatch(given, setting.workload)
+    traced_plan = load_plan(plan)
+    setting = resolve(model, Machine(hardware=hardware, batch_size=batch_size), traced_plan)
+    doubt = model_mismatch(traced_plan, setting.workload)
     notes = (*setting.notes, *((doubt,) if doubt else ()))
-    fitting = fit_plan(given, setting, where=str(plan))
+    fitting = fit_plan(traced_plan, setting, where=str(plan))
     lesson = lesson_of(setting, fitting, plan.stem, files, step_ms or 0.0)
     return setting, replace(lesson, notes=(*notes, *lesson.notes))
 
@@ -96,35 +96,35 @@ def learn_from_traces(
 def lesson_of(
     setting: Setting, plan: ShardingPlan, name: str, files: Sequence[Path], step_ms: float = 0.0
 ) -> Lesson:
-    """What the traces of a plan say.
+    """Learn from the traces of a plan.
 
     Args:
         step_ms: of steps that no profiler watched; 0: as the traces say, else what they took less
             the profiler's own time on a GPU's host.
     """
-    found = load_traces(files)
-    if not found.traces:
+    trace_set = load_traces(files)
+    if not trace_set.traces:
         raise InputError("execution traces hold no times; give the Kineto traces")
-    ranks = {trace.rank for trace in found.traces}
-    sizes = {trace.world_size for trace in found.traces if trace.world_size is not None}
+    ranks = {trace.rank for trace in trace_set.traces}
+    sizes = {trace.world_size for trace in trace_set.traces if trace.world_size is not None}
     beyond = [rank for rank in ranks if rank >= plan.world_size]
     if beyond or sizes - {plan.world_size}:
-        said = f"{max(sizes)} ranks" if sizes else f"rank {max(ranks)}"
+        traced = f"{max(sizes)} ranks" if sizes else f"rank {max(ranks)}"
         raise InputError(
-            f"the traces are of {said}, but plan {name} is for {plan.world_size} ranks; give the "
+            f"the traces are of {traced}, but plan {name} is for {plan.world_size} ranks; give the "
             "plan of the traced job",
             inputs=("plan",),
         )
-    bare = [t.rank for t in found.traces if not t.device and not any(e.shapes for e in t.host)]
+    bare = [t.rank for t in trace_set.traces if not t.device and not any(e.shapes for e in t.host)]
     if bare:
         raise InputError(
             f"the trace of rank {bare[0]} holds no shapes of ops, which tell exchanges apart; "
             "record it with record_shapes=True"
         )
     workload, topology = setting.workload, setting.topology
-    phases = measured_phases(found.traces, workload.modules, workload.batch_size)
-    measured, notes = _untraced(list(phases.measured), found.traces, step_ms)
-    decides = _host_decides(measured, found.traces)
+    phases = measured_phases(trace_set.traces, workload.modules, workload.batch_size)
+    measured, notes = _untraced(list(phases.measured), trace_set.traces, step_ms)
+    decides = _host_decides(measured, trace_set.traces)
     if not decides:
         notes.append(
             "the GPU was busy for most of a step, so traces say nothing of the host, whose costs "
@@ -135,10 +135,10 @@ def lesson_of(
         f"{table.module}.{plan.tables[key].sharding_type.short}"
         for key, table in zip(workload.keys, workload.tables, strict=True)
     }
-    others = sorted({what.split(" ", 1)[1] for what in lookups} - planned)
-    if others:
+    strange = sorted({module_type.split(" ", 1)[1] for module_type in lookups} - planned)
+    if strange:
         raise InputError(
-            f"the traces hold lookups of {', '.join(others)} (module and sharding type), and plan "
+            f"the traces hold lookups of {', '.join(strange)} (module and sharding type), and plan "
             f"{name} has {', '.join(sorted(planned))}; give the model and plan of the traced job",
             inputs=("model", "plan"),
         )
@@ -151,7 +151,7 @@ def lesson_of(
         measured,
         name=name,
         steps=phases.steps,
-        machine=found.traces[0].device_name or about["processor"] or about["machine"],
+        machine=trace_set.traces[0].device_name or about["processor"] or about["machine"],
         date=datetime.now(UTC).date().isoformat(),
         host_decides=decides,
     )
@@ -163,12 +163,12 @@ def lesson_of(
         setting.predict(plan).iteration_ms,
         replace(setting, hardware=after).predict(plan).iteration_ms,
         step,
-        (*found.notes, *phases.notes, *notes),
+        (*trace_set.notes, *phases.notes, *notes),
     )
 
 
 PROFILED_US = 4.2
-"""What the profiler adds to a step on a GPU's host for each event that it records there with
+"""Time in us that the profiler adds to a step on a GPU's host for each event recorded with
 shapes: 3.1 to 5.4 us in traces of three models on one H200 (torch 2.11), whose untraced steps were
 timed as well; and its error."""
 PROFILED_ERROR = 0.3
@@ -179,11 +179,11 @@ BUSY = 0.8
 def _untraced(
     measured: list[Measured], traces: Sequence[RankTrace], step_ms: float
 ) -> tuple[list[Measured], list[str]]:
-    """The measured times with a step as it is without the profiler, and what to say of it."""
-    told = [t.untraced_step_ms for t in traces if t.untraced_step_ms is not None]
-    others = [m for m in measured if m.what != STEP]
-    if step_ms or told:
-        return [*others, Measured(STEP, None, step_ms or float(np.median(told)))], []
+    """Return the measured times with a step as it is without the profiler, and notes on it."""
+    recorded = [t.untraced_step_ms for t in traces if t.untraced_step_ms is not None]
+    parts = [m for m in measured if m.what != STEP]
+    if step_ms or recorded:
+        return [*parts, Measured(STEP, None, step_ms or float(np.median(recorded)))], []
     step = next((m for m in measured if m.what == STEP), None)
     if step is None or not all(trace.device for trace in traces):
         return measured, []
@@ -191,12 +191,12 @@ def _untraced(
     added = 1e-3 * PROFILED_US * len(slowest.host) / len(slowest.steps)
     alone = max(step.ms - added, min(step.ms, _busy_ms(slowest)))
     noise = math.hypot(step.noise, PROFILED_ERROR * (step.ms - alone) / alone)
-    said = (
+    note = (
         f"a traced step took {step.ms:.3g} ms, of which the profiler is taken to be "
         f"{step.ms - alone:.3g} ms, good to {PROFILED_ERROR:.0%}; give the time of a step without "
         "it, or record with shardopt.torchrec.record, which measures both"
     )
-    return [*others, replace(step, ms=alone, noise=noise)], [said]
+    return [*parts, replace(step, ms=alone, noise=noise)], [note]
 
 
 def _busy_ms(trace: RankTrace) -> float:

@@ -1,4 +1,4 @@
-"""How long our search and TorchRec's planner take, and what the two plans are worth.
+"""Comparison of the search with TorchRec's planner: time to plan, and the two plans.
 
 TorchRec's planner runs in processes of its own: where torch is loaded, our search takes one core
 (docs/decisions/0029-time-of-a-search.md).
@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def fits(self) -> bool | None:
-        """Whether all ranks have room for it by shardopt's count; None without a plan."""
+        """Tell if all ranks have room for the plan by shardopt's count; None without a plan."""
         if self.prediction is None:
             return None
         return all(rank.fits for rank in self.prediction.memory)
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out.
+    """Result of a comparison.
 
     Args:
         times: of `SEARCH` (the search alone), `COMMAND` (a whole process: start-up, reading the
@@ -92,7 +92,7 @@ def compare(
         MissingPackageError: TorchRec is not installed.
     """
     server = CallServer(["shardopt.training.torchrec_planner"])
-    # what TorchRec cannot build is said before time is spent
+    # refuse a model that TorchRec cannot build before time is spent
     server.call(None, _build, problem.workload)
     where = machine()
     results: list[Result] = []
@@ -111,7 +111,7 @@ def compare(
     calls = {SEARCH: search, COMMAND: lambda: _time_command(words), TORCHREC: torchrec}
     times = interleave(calls, rounds, on_start)
     plan, _, rating_ms = answers[-1]
-    ours, theirs = (_answer(problem, one) for one in (results[-1].best.plan, plan))
+    ours, theirs = (_answer(problem, answer_plan) for answer_plan in (results[-1].best.plan, plan))
     return Comparison(times, results[-1], ours, theirs, rating_ms, where)
 
 

@@ -43,11 +43,11 @@ MOST = 1e12
 
 @dataclass
 class BenchRows:
-    """What one bench run has measured so far.
+    """Measurements of one bench run so far.
 
     Args:
         model: name, sha256, batch_size, train_pipeline, and the job's `facts`.
-        settings: what a number depends on apart from plan and machine: backend, ranks, block, seed.
+        settings: all else that times depend on, but plan and machine: backend, ranks, block, seed.
         plans: `name`, and `plan` as a plan file holds it.
         sessions: one for each process group: when, `environment`, `load` before, `warmup`.
         rounds: as the head of this file says; `session` counts from 0.
@@ -61,7 +61,7 @@ class BenchRows:
 
     @property
     def names(self) -> list[str]:
-        """Of the plans, in the order given."""
+        """Names of the plans, in the order given."""
         return [plan["name"] for plan in self.plans]
 
     def samples_ms(self, plan: str, rank: int = 0) -> list[list[float]]:
@@ -80,7 +80,7 @@ def write_rows(path: Path, rows: BenchRows) -> None:
 
 
 def round_times(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What rank 0 tells, with times as the file keeps them: to a tenth of a microsecond."""
+    """Round the times in a message of rank 0 to a tenth of a microsecond, as the file has them."""
     return {key: _round(value) if key in _ROUNDED else value for key, value in message.items()}
 
 
@@ -137,7 +137,7 @@ def _plan_problem(entry: Mapping[str, Any]) -> str | None:
     if not isinstance(entry["name"], str) or not isinstance(entry["plan"], dict):
         return "the 'name' is a text, and the 'plan' an object"
     tables = entry["plan"].get("tables", {})
-    whole = isinstance(tables, dict) and all(isinstance(of, dict) for of in tables.values())
+    whole = isinstance(tables, dict) and all(isinstance(table, dict) for table in tables.values())
     return None if whole else "the tables of the 'plan' are no objects"
 
 
@@ -173,29 +173,29 @@ def _round_problem(entry: Mapping[str, Any], rows: BenchRows, index: int) -> str
 
 
 def _is_number(value: object) -> bool:
-    """Not negative, and of a size that a load, a count or milliseconds have."""
+    """Tell if a value is a number >= 0 of a size that a load, a count or milliseconds have."""
     return isinstance(value, float | int) and 0 <= value < MOST
 
 
-def _get(of: object, key: str) -> object:
-    return of.get(key) if isinstance(of, Mapping) else None
+def _get(value: object, key: str) -> object:
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
 def _times_shape(value: object) -> tuple[int, ...] | None:
-    """Of lists of positive, finite numbers; None if these are no such."""
+    """Return the shape of nested lists of positive, finite numbers; None for anything else."""
     try:
         times = np.array(value)
     except ValueError:  # lists of several lengths
         return None
-    known = times.dtype.kind in "if" and bool(((times > 0) & (times < MOST)).all())
-    return times.shape if known else None
+    valid = times.dtype.kind in "if" and bool(((times > 0) & (times < MOST)).all())
+    return times.shape if valid else None
 
 
 def check_continues(path: Path, old: BenchRows, new: BenchRows) -> None:
     """Refuse to extend rows by those of another bench or machine.
 
     Args:
-        new: what is asked for now, with the session about to start.
+        new: the rows asked for now, with the session about to start.
 
     Raises:
         InputError: says what differs.
@@ -207,10 +207,10 @@ def check_continues(path: Path, old: BenchRows, new: BenchRows) -> None:
         "the plans": (_lean(old.plans), _lean(new.plans)),
         "the machine": (environment[0], environment[-1]),
     }
-    for what, (was, now) in pairs.items():
+    for part, (was, now) in pairs.items():
         if was != now:
             raise InputError(
-                f"{path}: holds rows of another bench: {what} {_differ(was, now)}; "
+                f"{path}: holds rows of another bench: {part} {_differ(was, now)}; "
                 "choose another file, or remove it"
             )
 
@@ -221,12 +221,12 @@ def _lean(plans: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _differ(was: object, now: object) -> str:
-    """Which key is not the same, where both are objects."""
+    """Say which key differs, where both are objects."""
     if isinstance(was, dict) and isinstance(now, dict):
         key = next(k for k in (*was, *now) if was.get(k) != now.get(k))
         return f"had {key} {was.get(key)!r}, now {now.get(key)!r}"
     if isinstance(was, list) and isinstance(now, list):
-        names = [[entry["name"] for entry in of] for of in (was, now)]
+        names = [[entry["name"] for entry in entries] for entries in (was, now)]
         if names[0] != names[1]:
             return f"were {', '.join(names[0])}, now {', '.join(names[1])}"
     return "are not the same"

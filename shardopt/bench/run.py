@@ -107,7 +107,7 @@ class _Keeper:
         return len(self.rows.rounds) >= self.job.rounds
 
     def left_words(self) -> str:
-        """What is left of the run after a death."""
+        """Say what is left of the run after a rank died."""
         count = len(self.rows.rounds)
         if not count:
             return "no round was finished"
@@ -136,7 +136,7 @@ class _Keeper:
 
 
 def warmup_words(warmup: Mapping[str, Any]) -> str:
-    """How the warm-up ended."""
+    """Say how the warm-up ended."""
     rounds = f"{warmup['rounds']} round{'' if warmup['rounds'] == 1 else 's'} of warm-up"
     if warmup["settled"] is None:
         return f"{rounds}, as asked"

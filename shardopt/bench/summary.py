@@ -1,4 +1,4 @@
-"""What the samples of a bench run say: medians, spread, ratios and how far to trust them."""
+"""Summary of a bench run's samples: medians, spread, ratios and how far to trust them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PlanSummary:
 
     @property
     def median_ms(self) -> float:
-        """Of all samples of rank 0."""
+        """Median of all samples of rank 0, in ms."""
         return statistics.median(self.samples_ms)
 
     @property
@@ -48,21 +48,21 @@ class PlanSummary:
 
     @property
     def stable(self) -> bool | None:
-        """Whether the samples agree, by pyperf's rules; None for a single one."""
+        """Tell if the samples agree, by pyperf's rules; None for a single one."""
         return Samples(tuple(self.samples_ms)).stable
 
 
 def summaries(rows: BenchRows) -> list[PlanSummary]:
-    """One a plan, in the order given; needs a finished round."""
-    found: list[PlanSummary] = []
+    """Summarise every plan, in the order given; needs a finished round."""
+    plans: list[PlanSummary] = []
     for name in rows.names:
         blocks = rows.samples_ms(name)
         rounds = [statistics.median(block) for block in blocks]
-        ratio = ratio_of(rounds, found[0].rounds_ms) if found else None
+        ratio = ratio_of(rounds, plans[0].rounds_ms) if plans else None
         ranks = range(rows.settings["world_size"])
         medians = [statistics.median(flat(rows.samples_ms(name, rank))) for rank in ranks]
-        found.append(PlanSummary(name, flat(blocks), medians, rounds, ratio))
-    return found
+        plans.append(PlanSummary(name, flat(blocks), medians, rounds, ratio))
+    return plans
 
 
 def reference_rounds(rows: BenchRows) -> dict[str, list[float]]:
@@ -75,5 +75,5 @@ def reference_rounds(rows: BenchRows) -> dict[str, list[float]]:
 
 
 def flat(blocks: Sequence[Sequence[float]]) -> list[float]:
-    """One list of all."""
+    """Join lists into one."""
     return [sample for block in blocks for sample in block]

@@ -22,7 +22,7 @@ from shardopt.ranks.realtime import Runtime, hasten_gloo
 MIN_BLOCK = 6
 """Samples a block: with fewer no difference between two blocks could be significant."""
 MAX_ROUNDS = 12
-"""After so many rounds measuring starts anyway, and the verdict says that nothing settled."""
+"""Rounds of warm-up after which measuring starts even if times have not settled."""
 SIGNIFICANCE = 0.01
 
 
@@ -42,7 +42,7 @@ def run_rank(rank: Rank, report: Report, job: Job) -> None:
 
 
 class _Rank:
-    """What a rank holds while it measures."""
+    """State of a rank that measures."""
 
     def __init__(self, job: Job, rank: Rank, device: Any, report: Report) -> None:
         from shardopt.measure.reference import Reference
@@ -117,7 +117,7 @@ class _Rank:
         blocks = {name: self._block(name, self.job.block) for name in order}
         mine = (blocks, self.reference.measure(), usage().own_s - before.own_s)
         ranks = self.talk.gather(mine)
-        own_s = sum(of[2] for of in ranks[: self.local_size])
+        own_s = sum(measured[2] for measured in ranks[: self.local_size])
         self.report(
             {
                 "kind": "round",
@@ -132,10 +132,10 @@ class _Rank:
             }
         )
 
-    def _order(self, what: str) -> list[str]:
-        """The same on every rank, and in a run that continues another."""
+    def _order(self, purpose: str) -> list[str]:
+        """Shuffle the plans, alike on every rank and in a run that continues another."""
         names = list(self.trainings)
-        random.Random(f"{self.job.seed} {what}").shuffle(names)
+        random.Random(f"{self.job.seed} {purpose}").shuffle(names)
         return names
 
     def _block(self, name: str, count: int) -> tuple[float, list[float]]:
@@ -157,7 +157,7 @@ class _Rank:
 
 
 def is_warm(blocks: Mapping[str, Sequence[Sequence[float]]]) -> bool:
-    """Whether no plan became significantly faster from its last but one block to its last.
+    """Tell if no plan became significantly faster from its last but one block to its last.
 
     Args:
         blocks: milliseconds of every warm-up iteration, block by block, for each plan.
@@ -168,8 +168,8 @@ def is_warm(blocks: Mapping[str, Sequence[Sequence[float]]]) -> bool:
 
 
 def fall_probability(before: Sequence[float], after: Sequence[float]) -> float:
-    """How probable so clear a fall is where both are drawn alike (Mann and Whitney 1947,
-    one-sided); ties count half."""
+    """Return the probability of so clear a fall where both are drawn alike (Mann and Whitney
+    1947, one-sided); ties count half."""
     m, n = len(before), len(after)
     u = sum((b > a) + 0.5 * (b == a) for b in before for a in after)
     return sum(_ways(m, n)[math.ceil(u) :]) / math.comb(m + n, n)

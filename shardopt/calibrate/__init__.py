@@ -1,9 +1,9 @@
 """Measures a machine into a hardware profile: the only code that times kernels to fit them.
 
-Each family of ops has a module with its points, how one is run, and how rows become constants:
-`lookups` (and `gpu_lookups`), `products`, `moves`, `collectives`, `host`. `run` measures what
-`families` lists and keeps it in `rows`; `profile` makes a profile of rows, with what `fitting` has
-for all families. Imports `measure` and `ranks`.
+Each family of ops has a module with its points, their measurement, and the fit of constants to
+rows: `lookups` (and `gpu_lookups`), `products`, `moves`, `collectives`, `host`. `run` measures the
+points of `families` and keeps the rows in `rows`; `profile` makes a profile of rows, with the
+common code of `fitting`. Imports `measure` and `ranks`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Group(StrEnum):
-    """What can be calibrated by itself."""
+    """Group of constants that can be calibrated by itself."""
 
     HOST = "host"
     EMBEDDING = "embedding"

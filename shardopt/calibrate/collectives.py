@@ -38,30 +38,30 @@ from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, WARM_UP, Samples, Timer, timer_of
 
 SLOWEST_CALL_S = 0.15
-"""Of a collective over a slow link; larger messages only take longer."""
+"""Longest collective over a slow link; larger messages only take longer."""
 AHEAD_S = 4e-3
-"""From agreeing to entering, spent computing: gloo's cost after work differs from its cost in a
-loop of collectives."""
+"""Seconds of computing between agreement and entry: gloo's cost after work differs from its cost in
+a loop of collectives."""
 POINTS_PER_BLOCK = 8
-"""Measured in turn, round by round, so that a busy moment disturbs all of them alike."""
+"""Points measured in turn, round by round, so that a busy moment disturbs all of them alike."""
 ISSUE = "issue"
 EDGES_MIB = (0.0, 0.015625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 """Default size bands: one edge every two octaves from 16 KiB to 1 GiB of bus bytes."""
 SMOOTHING = 0.05
 """Weight of the penalty on cost steps between neighbouring bands, against relative errors of 1."""
 FEWEST_SIZES = 3
-"""Fit rows of a collective below which no curve of its link is fitted."""
+"""Fewest fit rows of a collective for the curves of its link to be fitted."""
 
 
-# What is measured.
+# Points.
 
 
 def collective_points(
     size: Size, ranks: int, link_gbit_s: float | None = None, **among: Any
 ) -> list[Point]:
-    """All collectives at every octave, in an order that no drift of the machine follows.
+    """Return all collectives at every octave, in random order against drift of the machine.
 
-    Octaves alternate between fit and test, the first and the last are fitted.
+    Octaves alternate between fit and test; the first and the last are fitted.
 
     Args:
         link_gbit_s: of the link between the ranks, where each is a host; limits the sizes.
@@ -83,7 +83,7 @@ def collective_points(
 
 
 def _last_octave(low: int, high: int, gbit_s: float) -> int:
-    """The last that a link carries within `SLOWEST_CALL_S`; an even number of steps from the first.
+    """Return the last octave that a link carries within `SLOWEST_CALL_S`, an even number above low.
 
     An all-reduce of two ranks sends its whole buffer each way, the other collectives less.
     """
@@ -94,23 +94,23 @@ def _last_octave(low: int, high: int, gbit_s: float) -> int:
 
 
 def reference_points(ranks: int, at: str, **among: Any) -> list[Point]:
-    """The reference kernels, at one moment of the calibration."""
+    """Return the points of the reference kernels at one moment of the calibration."""
     return [
         Point("reference", {"at": at, "kernel": kernel, "ranks": ranks, **among})
         for kernel in REFERENCE_KERNELS
     ]
 
 
-# How it is measured.
+# Measurement.
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Those that a collective joins.
+    """Ranks that a collective joins.
 
     Args:
-        group: as torch takes it; None: all.
-        one_clock: whether they read the same one.
+        group: torch's process group; None: all ranks.
+        one_clock: True if all ranks read the same clock.
     """
 
     timer: Timer
@@ -121,11 +121,11 @@ class Ranks:
 def measure_collectives(
     points: Sequence[Point], device: Any, rounds: int, hosts: int, go_on: Callable[[], bool]
 ) -> Iterator[Measurement]:
-    """Among all ranks, and among those of each host where there are several of both.
+    """Measure collectives among all ranks, and within hosts of several ranks.
 
     Args:
-        hosts: that the ranks lie on, evenly and one after the other.
-        go_on: whether there is time for more; asked before each block, the same on every rank.
+        hosts: number of hosts; the ranks lie on them evenly and one after the other.
+        go_on: True if there is time for more; called before each block, the same on every rank.
     """
     import torch.distributed as dist
 
@@ -142,7 +142,7 @@ def measure_collectives(
 def _measure_blocks(
     points: Sequence[Point], among: Ranks, rounds: int, go_on: Callable[[], bool]
 ) -> Iterator[Measurement]:
-    """Rows block by block; every rank must run this, all get the same rows."""
+    """Measure rows block by block; collective over all ranks, which all get the same rows."""
     for first in range(0, len(points), POINTS_PER_BLOCK):
         if not go_on():
             return
@@ -160,8 +160,10 @@ def _measure_blocks(
 
 
 def _time(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, float]:
-    """When this rank entered a collective and when it left; it enters at 0 where ranks have no
-    common clock, and where the host's own time is asked for, whoever else is where."""
+    """Return the times at which this rank entered and left a collective.
+
+    It enters at 0 where ranks have no common clock, and for `ISSUE`, the host's own time.
+    """
     import torch
     import torch.distributed as dist
 
@@ -171,9 +173,9 @@ def _time(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, flo
         timer.synchronize()
         start = time.perf_counter()
         call()
-        taken = time.perf_counter() - start
+        elapsed = time.perf_counter() - start
         timer.synchronize()
-        return 0.0, taken
+        return 0.0, elapsed
     if not among.one_clock:
         meeting = torch.ones(1, device=timer.device)
         timer.flush()
@@ -186,27 +188,30 @@ def _time(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, flo
     while time.monotonic() < instant:
         timer.flush()
     entered = time.monotonic()
-    taken = timer.seconds(call)
-    return (0.0, taken) if op == ISSUE else (entered, entered + taken)
+    elapsed = timer.seconds(call)
+    return (0.0, elapsed) if op == ISSUE else (entered, entered + elapsed)
 
 
 def _of_all_ranks(times: list[list[tuple[float, float]]], among: Ranks) -> list[list[float]]:
-    """Seconds from the last rank's entry, ``[points, rounds]``: until the last has left, or, of
-    ranks without a common clock, the least of all."""
+    """Return the seconds of each collective, ``[points, rounds]``.
+
+    They last from the last rank's entry until the last rank leaves. Without a common clock they are
+    the least time of a rank.
+    """
     import torch
     import torch.distributed as dist
 
     table = torch.tensor(times, dtype=torch.float64, device=among.timer.device)
-    entered, left = table[..., 0].contiguous(), table[..., 1].contiguous()
+    entered, exited = table[..., 0].contiguous(), table[..., 1].contiguous()
     latest, least = dist.ReduceOp.MAX, dist.ReduceOp.MIN
     dist.all_reduce(entered, latest, group=among.group)
-    dist.all_reduce(left, latest if among.one_clock else least, group=among.group)
-    found: list[list[float]] = (left - entered).tolist()
-    return found
+    dist.all_reduce(exited, latest if among.one_clock else least, group=among.group)
+    seconds: list[list[float]] = (exited - entered).tolist()
+    return seconds
 
 
 def _make_call(point: Point, among: Ranks) -> Callable[[], Any]:
-    """One collective; sizes follow nccl-tests, outputs are new tensors as in TorchRec."""
+    """Prepare a collective; sizes follow nccl-tests, outputs are new tensors as in TorchRec."""
     import torch
     import torch.distributed as dist
 
@@ -237,15 +242,17 @@ def _make_call(point: Point, among: Ranks) -> Callable[[], Any]:
 
 
 class References:
-    """The kernels that every bench run times too; built when the first is measured, which is
-    collective over all ranks."""
+    """The kernels that every bench run times too.
+
+    They are built when the first is measured, collectively over all ranks.
+    """
 
     def __init__(self, device: Any, size: Size) -> None:
         self.device, self.size = device, size
         self._reference: Any = None
 
     def rows(self, points: Sequence[Point]) -> Iterator[Measurement]:
-        """A row for each kernel, of all repeats of all ranks."""
+        """Measure a row for each kernel, of all repeats of all ranks."""
         import torch.distributed as dist
 
         if self._reference is None:
@@ -264,7 +271,7 @@ class References:
                 yield row_of_samples(point, Samples(tuple(ms * 1e-3 for ms in repeats)))
 
 
-# What the rows say.
+# Fit.
 
 
 @dataclass(frozen=True)
@@ -277,7 +284,7 @@ class CollectiveRows:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[float, float, float]]) -> CollectiveRows:
-        """From (size_bytes, ranks, time_us), sorted by ranks, then size."""
+        """Build from (size_bytes, ranks, time_us); sorts by ranks, then size."""
         table = np.array(sorted((n, s, t) for s, n, t in rows), dtype=np.float64).reshape(-1, 3)
         return cls(table[:, 1], table[:, 0], table[:, 2])
 
@@ -296,24 +303,24 @@ def fit_curve(
     own_part: float = 0.0,
     hops: bool = False,
 ) -> Curve:
-    """The curve whose relative errors have the least squares, or the least absolute values.
+    """Fit the curve with the least squared, or least absolute, relative errors.
 
     Non-negative least squares on the latency, its growth with log2 of the ranks (where the rows
     have several rank counts) and the marginal cost of every band; neighbouring bands that the rows
     cannot distinguish are pulled together.
 
     Args:
-        latency_us: taken as given instead of fitted.
+        latency_us: fixed latency; None: it is fitted.
         reweightings: 0 for least squares; a dozen come close to least absolute errors, which
             tables need where one row in three is off by a factor.
-        like: a curve whose latencies are taken as given.
+        like: a curve whose latencies are fixed.
         own_part: of the curve.
         hops: the latency grows with the ranks too, not with their log2 alone.
     """
     time, bus_mib = rows.time_us, _bus_mib(rows, op)
     edges = [e for e in edges_mib if e < bus_mib.max()] or [0.0]
     start = like or Curve(latency_us=latency_us or 0.0, edge_mib=(0.0,), us_per_mib=(1.0,))
-    given = np.array([latency_ms(start, int(n)) for n in rows.ranks]) / units.us(1.0)
+    fixed_us = np.array([latency_ms(start, int(n)) for n in rows.ranks]) / units.us(1.0)
     several = len(np.unique(rows.ranks)) > 1 and like is None
     latencies = np.column_stack(
         (
@@ -324,7 +331,7 @@ def fit_curve(
     )
     own = 1.0 + own_part / (rows.ranks - 1)
     columns = np.hstack((latencies, bands(bus_mib, edges) * own[:, None])) / time[:, None]
-    target = 1.0 - given / time
+    target = 1.0 - fixed_us / time
     steps = smoothing * _step_penalty(edges, bus_mib, time)
     penalty = np.pad(steps, ((0, 0), (latencies.shape[1], 0)))
     solution = least_errors(columns, target, penalty, reweightings)
@@ -345,7 +352,7 @@ def _bus_mib(rows: CollectiveRows, op: str) -> Array:
 
 
 def _step_penalty(edges: Sequence[float], bus_mib: Array, time: Array) -> Array:
-    """``[edges - 1, edges]``: cost steps, relative to the time at the joint."""
+    """Return weights of cost steps relative to the time at the joint, ``[edges - 1, edges]``."""
     order = np.argsort(bus_mib)
     matrix = np.zeros((len(edges) - 1, len(edges)))
     for j, edge in enumerate(edges[1:]):
@@ -355,7 +362,7 @@ def _step_penalty(edges: Sequence[float], bus_mib: Array, time: Array) -> Array:
 
 
 def predict_us(curve: Curve, rows: CollectiveRows, op: str) -> Array:
-    """Times in microseconds, shape ``[rows]``."""
+    """Predict the times in microseconds, shape ``[rows]``."""
     result = np.empty_like(rows.time_us)
     bus_bytes = _bus_mib(rows, op) * units.MIB
     for n in np.unique(rows.ranks):
@@ -366,21 +373,21 @@ def predict_us(curve: Curve, rows: CollectiveRows, op: str) -> Array:
 
 
 def errors(curve: Curve, rows: CollectiveRows, op: str, issued_us: float = 0.0) -> Array:
-    """Relative errors ``predicted / measured - 1``, shape ``[rows]``.
+    """Return relative errors ``predicted / measured - 1``, shape ``[rows]``.
 
     Args:
-        issued_us: the host's time to issue one, which the rows hold and the curve does not.
+        issued_us: the host's time to issue a collective; the rows hold it, the curve does not.
     """
     return (predict_us(curve, rows, op) + issued_us) / rows.time_us - 1.0
 
 
 def curve_rows(rows: Sequence[Measurement], *, rings: bool = False) -> CollectiveRows:
-    """Of points of one collective; trimmed means, which is what many of them in an iteration add up
-    to without the hiccups of other work.
+    """Collect the rows of one collective for a fit, by trimmed means.
 
-    Over a link a message takes once or twice its time on the wire: acknowledgements of one
-    direction wait behind the data of the other, or do not. Among ranks of several hosts sizes and
-    ranks are those that the link between hosts sees.
+    Many collectives of an iteration add up to their mean, and trimming drops the hiccups of other
+    work. Over a link a message takes once or twice its time on the wire, as acknowledgements of one
+    direction may wait behind the data of the other. Among ranks of several hosts sizes and ranks
+    are those on the link between hosts.
 
     Args:
         rings: the backend runs rings and trees over all ranks, as NCCL does.
@@ -389,11 +396,11 @@ def curve_rows(rows: Sequence[Measurement], *, rings: bool = False) -> Collectiv
 
 
 def _on_the_link(params: dict[str, Any], rings: bool) -> tuple[float, float]:
-    """Bytes and ranks with which a curve of one link gives this collective.
+    """Return the bytes and ranks with which a curve of one link predicts this collective.
 
-    As `predictor.cost.collectives` joins levels: an all-to-all sends the link what is for other
-    hosts, to each of whose ranks it is one peer more; a reduction sends one share of what a host
-    holds, or over rings and trees the bytes of all ranks.
+    They follow from the way `predictor.cost.collectives` joins levels. An all-to-all sends the
+    bytes for other hosts over the link, and each rank there is one peer more. A reduction sends one
+    share of a host's bytes, or over rings and trees the bytes of all ranks.
     """
     size, ranks, hosts = float(params["bytes"]), params["ranks"], params.get("hosts", 1)
     local = ranks // hosts
@@ -403,95 +410,95 @@ def _on_the_link(params: dict[str, Any], rings: bool) -> tuple[float, float]:
         parties = ranks - local + 1
         return size * parties / ranks, float(parties)
     if rings and (hosts > 2 or params["op"] != "all_reduce"):
-        # the curve counts (hosts - 1) / hosts of what it is given, all-reduces twice
+        # the curve counts (hosts - 1) / hosts of these bytes, all-reduces twice
         passed = 1.0 if params["op"] == "all_reduce" else (ranks - 1) / ranks
         size *= passed * hosts / (hosts - 1)
     return size / local, float(hosts)
 
 
 def issue_us(rows: Sequence[Measurement]) -> float:
-    """Median time of the host to issue a collective; 0 where there are no such rows."""
+    """Return the host's median time to issue a collective; 0 without such rows."""
     issue = [row.median_us for row in rows if row.point.params["op"] == ISSUE]
     return float(np.median(issue)) if issue else 0.0
 
 
 def fit_links(
-    made: CalibratedProfile,
+    draft: CalibratedProfile,
     collective_us: float,
     latency_us: Mapping[str, float] | None = None,
     *,
     holds_issue: bool = False,
 ) -> CalibratedProfile:
-    """A curve for each collective, on every link.
+    """Fit a curve for each collective on every link.
 
     Args:
-        collective_us: the host's time to issue one, where no other constant has it.
-        latency_us: of messages in an iteration: ranks enter as they come from other work there, and
-            the main thread's part is in the host's ops; from the rows comes what bytes cost. None:
-            the latency is that of the rows.
-        holds_issue: whether the rows hold the host's time to issue, which ops of the graph count.
+        collective_us: the host's time to issue a collective, where no other constant has it.
+        latency_us: of messages in an iteration, where ranks enter after other work and the main
+            thread's part is in the host's ops; the rows then give the cost of bytes alone. None:
+            the rows give the latency too.
+        holds_issue: True if the rows hold the host's time to issue, which ops of the graph count.
     """
-    fitted = made
+    fitted = draft
     for name, between in (("intra", False), ("inter", True)):
-        rows = [row for row in made.of("collective") if _is_between(row) == between]
+        rows = [row for row in draft.of("collective") if _is_between(row) == between]
         issued_us = issue_us(rows) if holds_issue else 0.0
         fitted = _fit_link(fitted, name, rows, issued_us, latency_us)
-    if fitted.profile.collectives == made.profile.collectives:
+    if fitted.profile.collectives == draft.profile.collectives:
         return fitted
     return fitted.constants("overheads", collective_us=collective_us)
 
 
 def _is_between(row: Measurement) -> bool:
-    """Whether a collective joins several hosts."""
+    """Return True if a collective joins several hosts."""
     params = row.point.params
     return "link_gbit_s" in params or params.get("hosts", 1) > 1
 
 
 def _fit_link(
-    made: CalibratedProfile,
+    draft: CalibratedProfile,
     name: str,
     rows: Sequence[Measurement],
     issued_us: float,
     latency_us: Mapping[str, float] | None,
 ) -> CalibratedProfile:
-    """The curves of one link, unless its rows are too few."""
+    """Fit the curves of one link, unless its rows are too few."""
     by_op = {op: [r for r in rows if r.point.params["op"] == op] for op in OPS}
-    if min(sum(not r.point.test for r in found) for found in by_op.values()) < FEWEST_SIZES:
-        return made.kept(f"collectives.{name}") if rows else made
-    local, rings = made.wiring.local, not made.profile.inline
-    # an error says its link where there are two
+    if min(sum(not r.point.test for r in op_rows) for op_rows in by_op.values()) < FEWEST_SIZES:
+        return draft.kept(f"collectives.{name}") if rows else draft
+    local, rings = draft.wiring.local, not draft.profile.inline
+    # labels name the link where there are two
     suffix = " between hosts" if name == "inter" and local > 1 else ""
-    shipped = getattr(made.base.collectives, name)
+    shipped = getattr(draft.base.collectives, name)
     curves: dict[str, Curve] = {}
     scores = []
-    for op, found in by_op.items():
+    for op, op_rows in by_op.items():
         outside = issued_us
         if name == "inter" and op != "all_to_all" and local > 1:
             # a reduction between hosts of several ranks goes through them first
-            within = getattr(made.profile.collectives.intra, op)
+            within = getattr(draft.profile.collectives.intra, op)
             outside += latency_ms(within, local) / units.us(1.0)
         fit, test = (
-            curve_rows([r for r in found if r.point.test == held], rings=rings)
-            for held in (False, True)
+            curve_rows([r for r in op_rows if r.point.test == held_out], rings=rings)
+            for held_out in (False, True)
         )
-        # the iteration graph charges the issuing by itself
+        # the iteration graph charges the issue separately
         less = CollectiveRows(fit.size_bytes, fit.ranks, np.maximum(fit.time_us - outside, 1.0))
         curve = curves[op] = fit_curve(less, op, reweightings=REWEIGHTINGS)
-        # what bytes cost is compared: the latency of rows is not that of iterations
-        known = getattr(shipped, op).model_copy(update={"latency_us": curve.latency_us})
-        count, errors_of_shipped = len(fit.size_bytes), errors(known, test, op, outside)
+        # only the cost of bytes is compared: the latency of rows is not that of iterations
+        reference = getattr(shipped, op).model_copy(update={"latency_us": curve.latency_us})
+        count, errors_of_shipped = len(fit.size_bytes), errors(reference, test, op, outside)
         scores.append(HeldOut(errors(curve, test, op, outside), count))
-        made = made.error(f"{op}{suffix}", scores[-1], errors_of_shipped)
+        draft = draft.error(f"{op}{suffix}", scores[-1], errors_of_shipped)
     if latency_us is not None:
         for op in OPS:
             in_iterations = {"latency_us": latency_us[op], "latency_per_doubling_us": 0.0}
             curves[op] = curves[op].model_copy(update=in_iterations)
-    # rows of an all-reduce hold what the switch does of it
+    # rows of an all-reduce include the reduction in the switch
     changed: dict[str, Any] = {**curves, "in_switch": None, "small_rel_error": None}
-    if name == "inter" and made.wiring.link_gbit_s is not None:
-        changed["nic_gbit_s"] = made.wiring.link_gbit_s
-    wire = getattr(made.profile.collectives, name).model_copy(update=changed)
-    sizes, ranks = ([row.point.params[of] for row in rows] for of in ("bytes", "ranks"))
-    return made.constants("collectives", **{name: wire}).measured(
+    if name == "inter" and draft.wiring.link_gbit_s is not None:
+        changed["nic_gbit_s"] = draft.wiring.link_gbit_s
+    wire = getattr(draft.profile.collectives, name).model_copy(update=changed)
+    sizes, ranks = ([row.point.params[key] for row in rows] for key in ("bytes", "ranks"))
+    return draft.constants("collectives", **{name: wire}).measured(
         f"collectives.{name}", rows, total(scores), {"size_bytes": sizes, "ranks": ranks}
     )

@@ -1,10 +1,10 @@
-"""All families of points: which are measured, in which order, and by what.
+"""All families of points, their order, and the functions that measure them.
 
-A family has a module: its points, how one is run, and how rows become constants of a profile. What
-one rank measures alone comes first, then what all ranks do together. The tables of a model that is
-given come first; on a GPU its clock and its host come before them, and the products of the model's
-dense part behind. Points of all other families alternate, so that a calibration whose time ends
-early has a part of each.
+A family has a module with its points, their measurement, and the fit of a profile's constants to
+rows. Points of one rank alone come before those of all ranks together. The tables of a given model
+come first; on a GPU its clock and its host come before them, and the products of the model's dense
+part after. Points of all other families alternate, so that a calibration whose time ends early has
+a part of each.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ ALONE: dict[str, Callable[[Point, Timer, float], list[Measurement]]] = {
     "optimizer": host.measure_optimizer,
 }
 SHORT = 0.25
-"""Of the seconds of a lookup, whose every sample is long."""
+"""Time of other points over that of a lookup, whose every sample is long."""
 GPU_SECONDS = 0.4
-"""Of a lookup on a GPU at most: a dozen samples agree there within 2 %."""
+"""Most seconds of a lookup on a GPU: a dozen samples agree there within 2 %."""
 COLLECTIVES_SHARE = 0.7
-"""Of the time of all ranks together, after which near-empty iterations begin."""
+"""Share of the time of all ranks together after which near-empty iterations begin."""
 PLAIN_ROUNDS = 2
-"""Times the rounds of collectives among plain ranks, whose times have modes: decision 0021."""
+"""Factor on the rounds of collectives among plain ranks, whose times have modes: decision 0021."""
 
 
 def of_group(points: Sequence[Point], group: Group | None) -> list[Point]:
-    """Those of the points that a group needs; all where there is none."""
+    """Return the points that a group needs; all of them for None."""
     return [point for point in points if group is None or point.family in FAMILIES[group]]
 
 
 def alone(
     size: Size, model: Workload | None = None, ranks: int = 1, gpu: Device | None = None
 ) -> list[Point]:
-    """Everything that one rank measures; families alternate after the model's own tables.
+    """Return all points that one rank measures; families alternate after the model's own tables.
 
     Args:
-        model: whose tables are looked up too.
-        ranks: whose samples a table of the model serves.
-        gpu: that is measured; None: a core.
+        model: its tables are looked up too.
+        ranks: a table of the model serves the samples of so many ranks.
+        gpu: the GPU to measure; None: a core.
     """
     points: list[Point] = []
-    for of in (host, lookups, products, moves):
-        points += of.cpu_points(size) if gpu is None else of.gpu_points(size, gpu)
+    for family in (host, lookups, products, moves):
+        points += family.cpu_points(size) if gpu is None else family.gpu_points(size, gpu)
     if gpu is None:
         own = [] if model is None else lookups.model_points(model, ranks)
         return [*own, *_alternated(points)]
-    # what every prediction needs takes seconds
+    # the points that every prediction needs take seconds
     first = [*host.clock_points(), *(p for p in points if p.family == "host")]
     if model is not None:
         first += [*lookups.model_points(model, ranks), *products.model_points(model)]
@@ -85,11 +85,12 @@ def alone(
 def together(
     size: Size, ranks: int, link_gbit_s: float | None = None, hosts: int = 1
 ) -> list[Point]:
-    """What needs all ranks; the reference kernels lie around the collectives, which one rank alone
-    does not have.
+    """Return the points that need all ranks; reference kernels lie around the collectives.
+
+    A single rank has near-empty iterations alone.
 
     Args:
-        hosts: that the ranks lie on; collectives within a host are measured too.
+        hosts: number of hosts; collectives within a host are measured too.
     """
     if ranks == 1:
         return host.iteration_points(ranks)
@@ -111,20 +112,20 @@ def together(
 
 
 def _alternated(points: Sequence[Point]) -> list[Point]:
-    """By how much of its family, op and form is before a point; the first of each come first."""
+    """Order points by the share of their family, op and form before them, so that all alternate."""
     names = ("op", "form", "kernel", "layout", "optimizer")
     kinds = [(point.family, *map(point.params.get, names)) for point in points]
-    place = [kinds[:i].count(of) / kinds.count(of) for i, of in enumerate(kinds)]
+    place = [kinds[:i].count(kind) / kinds.count(kind) for i, kind in enumerate(kinds)]
     return [points[i] for i in sorted(range(len(points)), key=lambda i: place[i])]
 
 
 def measure_alone(
     points: Sequence[Point], device: Any, settings: CalibrationSettings, go_on: Callable[[], bool]
 ) -> Iterator[Measurement]:
-    """Rows of kernels, point by point; a point that fails has the row of its failure.
+    """Measure kernels point by point; a point that fails yields the row of its failure.
 
     Args:
-        go_on: whether there is time for another point.
+        go_on: True if there is time for another point.
     """
     size, measures = settings.size, dict(ALONE)
     if settings.model is not None:
@@ -140,11 +141,11 @@ def measure_alone(
         try:
             yield from measures[point.family](point, timer, seconds)
         except Exception as error:
-            # a device that an error has broken refuses this too, and then nothing can be measured
+            # raises on a device that an error has broken, where nothing more can be measured
             timer.synchronize()
             yield row_of_failure(point, error)
         if device.type == "cuda":
-            # tables of the last point, some of which a reference cycle may hold
+            # free the tables of the last point; a reference cycle may hold some of them
             import torch
 
             gc.collect()
@@ -157,13 +158,13 @@ def measure_together(
     settings: CalibrationSettings,
     go_on: Callable[[float], bool],
 ) -> Iterator[Measurement]:
-    """Rows of what needs all ranks; every rank gets them.
+    """Measure the points that need all ranks; every rank gets the rows.
 
     Args:
-        go_on: whether less than a share of the time is over; collective over all ranks.
+        go_on: True if less than a share of the time is over; collective over all ranks.
     """
     rounds, hosts = settings.size.rounds, settings.hosts
-    # a run in which nothing else is missing finishes them
+    # iterations may be left for later only where other points are missing too
     later = any(point.family == "collective" for point in points)
     if device.type == "cpu" and settings.runtime is Runtime.TUNED:
         hasten_gloo()

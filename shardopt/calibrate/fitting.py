@@ -1,9 +1,8 @@
-"""From rows to constants: what the fits of all families share.
+"""Fits constants to rows, for all families.
 
-A profile is made family after family, see `CalibratedProfile`. Constants that times are linear in
-come from `non_negative`; those of any other cost model from `fit_free`, which calls it with a
-changed profile. A constant that the rows do not determine keeps its value in the profile that the
-fit starts from.
+A profile is made family after family, see `CalibratedProfile`. `non_negative` fits constants in
+which times are linear; `fit_free` fits those of any other cost model, which it calls with changed
+profiles. A constant that the rows do not determine keeps its value in the initial profile.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ Predict = Callable[[HardwareProfile], Array]
 NS = 1e-6
 """One nanosecond in ms."""
 FEWEST = 6
-"""Fit rows of a family below which nothing is fitted."""
+"""Fewest fit rows of a family for a fit."""
 REWEIGHTINGS = 20
-"""From least squares towards least absolute errors: timings have a tail on one side only."""
+"""Steps from least squares towards least absolute errors: timings have a one-sided tail."""
 TRUSTED_ERROR = 0.01
 """Relative errors below it count as equally good in a reweighted fit."""
 MIN_REL_ERROR, MAX_REL_ERROR = 0.01, 2.0
@@ -49,24 +48,26 @@ FEWEST_PER_CONSTANT = 2
 
 
 def mape(errors: ArrayLike) -> float:
-    """Mean of the absolute errors; NaN if there are none."""
+    """Return the mean of the absolute errors; NaN without errors."""
     size = np.abs(np.asarray(errors, dtype=np.float64))
     return float(size.mean()) if size.size else math.nan
 
 
 def gmae(errors: ArrayLike) -> float:
-    """Geometric mean of absolute errors as Lin et al. 2022 define it, with a floor added to every
-    error; NaN without errors."""
+    """Return the geometric mean of absolute errors as Lin et al. 2022 define it.
+
+    A floor is added to every error; NaN without errors.
+    """
     size = np.abs(np.asarray(errors, dtype=np.float64))
     return float(np.exp(np.mean(np.log(size + GMAE_FLOOR)))) if size.size else math.nan
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Relative errors ``predicted / measured - 1`` of rows that no fit has seen.
+    """Relative errors ``predicted / measured - 1`` of rows that are in no fit.
 
     Args:
-        fitted: rows of the fit.
+        fitted: number of rows in the fit.
         times: of the rows, in any unit, as weights; None: equal weights.
     """
 
@@ -109,19 +110,19 @@ class HeldOut:
 
 
 def total(errors: Sequence[HeldOut]) -> HeldOut:
-    """All of them together; at least one."""
-    times = [np.ones(one.n) if one.times is None else one.times for one in errors]
-    together = np.concatenate([one.errors for one in errors])
-    return HeldOut(together, sum(one.fitted for one in errors), np.concatenate(times))
+    """Join the errors of several parts, at least one."""
+    times = [np.ones(part.n) if part.times is None else part.times for part in errors]
+    together = np.concatenate([part.errors for part in errors])
+    return HeldOut(together, sum(part.fitted for part in errors), np.concatenate(times))
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """What joins the ranks whose collectives are fitted.
+    """Wiring of the ranks whose collectives are fitted.
 
     Args:
-        ranks: all of them.
-        hosts: that they lie on, evenly.
+        ranks: on all hosts.
+        hosts: all with as many ranks.
         link_gbit_s: of the emulated link between hosts of one rank; None: there is none.
     """
 
@@ -137,17 +138,17 @@ class Wiring:
 
 @dataclass(frozen=True)
 class CalibratedProfile:
-    """A profile in the making: each family of rows replaces the groups that it tells.
+    """A profile in the making: each family of rows replaces the groups that it determines.
 
     A group without enough rows keeps the base profile's constants and its provenance.
 
     Args:
-        rows: that fits use, one of each point and part.
+        rows: rows for the fits, one of each point and part.
         base: the profile that the calibration starts from.
-        profile: as it is so far.
+        profile: the profile so far.
         errors: held-out error of every family that was fitted.
-        shipped: errors of the base profile on the same rows, of families that hold rows out.
-        groups: of the profile that were measured, as `HardwareProfile.groups` names them.
+        shipped: errors of the base profile on the same rows, for families that hold rows out.
+        groups: measured groups, as `HardwareProfile.groups` names them.
     """
 
     rows: Sequence[Measurement]
@@ -161,7 +162,7 @@ class CalibratedProfile:
     groups: frozenset[str] = frozenset()
 
     def of(self, family: str, part: str = "", test: bool | None = None) -> list[Measurement]:
-        """Rows of one family, fit or test or both."""
+        """Return the rows of one family, fit or test or both."""
         return [
             row
             for row in self.rows
@@ -169,25 +170,25 @@ class CalibratedProfile:
         ]
 
     def fit_and_test(self, family: str, part: str = "") -> tuple[list[Measurement], ...]:
-        """Rows of one family that are fitted, and those that are held out."""
+        """Return the rows of one family that are fitted, and those that are held out."""
         return self.of(family, part, test=False), self.of(family, part, test=True)
 
     def update(self, **groups: Any) -> CalibratedProfile:
-        """With other groups, or other values, in the profile."""
+        """Replace groups, or other values, of the profile."""
         return replace(self, profile=self.profile.model_copy(update=groups))
 
     def constants(self, group: str, **values: Any) -> CalibratedProfile:
-        """With other constants in one group of the profile."""
+        """Replace constants in one group of the profile."""
         return self.update(**{group: getattr(self.profile, group).model_copy(update=values)})
 
     def error(
         self, label: str, held_out: HeldOut, shipped: Array | None = None
     ) -> CalibratedProfile:
-        """With one more error; ``shipped`` are the base profile's on the same rows."""
-        made = replace(self, errors={**self.errors, label: held_out})
+        """Add one more error; ``shipped`` are the base profile's on the same rows."""
+        draft = replace(self, errors={**self.errors, label: held_out})
         if shipped is None:
-            return made
-        return replace(made, shipped={**self.shipped, label: HeldOut(shipped, 0)})
+            return draft
+        return replace(draft, shipped={**self.shipped, label: HeldOut(shipped, 0)})
 
     def score(
         self,
@@ -196,7 +197,7 @@ class CalibratedProfile:
         test: Sequence[Measurement],
         predict: Callable[[HardwareProfile, Sequence[Measurement]], Array],
     ) -> CalibratedProfile:
-        """With the errors on rows held out, of the profile as it is now and of its base."""
+        """Add the errors on rows held out, of the current profile and of its base."""
         ms = times_ms(test)
         mine, theirs = (
             predict(hw, test) / ms - 1.0 if len(test) else np.zeros(0)
@@ -212,18 +213,18 @@ class CalibratedProfile:
         ranges: Mapping[str, Iterable[float]] | None = None,
         also: str = "",
     ) -> CalibratedProfile:
-        """With the provenance and the error of a group, whose constants are in the profile.
+        """Set the provenance and the error of a group whose constants are in the profile.
 
         Args:
             name: of the group, as `HardwareProfile.groups` has it.
-            ranges: values that the rows have, by what they are of.
-            also: said after the error, such as constants that stay as they were.
+            ranges: values of the rows, by quantity.
+            also: text after the error, such as constants that stay as they were.
         """
-        group, known = self.profile.groups[name], None
-        found = {key: [float(value) for value in values] for key, values in (ranges or {}).items()}
+        group, known_error = self.profile.groups[name], None
+        spans = {key: [float(value) for value in values] for key, values in (ranges or {}).items()}
         rms = held_out.rms if held_out.n else group.rel_error
         if held_out.n:
-            known = KnownError(
+            known_error = KnownError(
                 suite="calibrate",
                 rows="points left out of the fit",
                 n=held_out.n,
@@ -236,46 +237,46 @@ class CalibratedProfile:
             versions=self.origin.versions,
             date=max(row.date for row in fitted)[:10],
             n=len(fitted),
-            range={key: (min(values), max(values)) for key, values in found.items()},
-            error=known,
+            range={key: (min(values), max(values)) for key, values in spans.items()},
+            error=known_error,
         )
         error = round(float(np.clip(rms, MIN_REL_ERROR, MAX_REL_ERROR)), 4)
         group = group.model_copy(update={"provenance": provenance, "rel_error": error})
-        made = replace(self, groups=self.groups | {name})
+        draft = replace(self, groups=self.groups | {name})
         outer, _, inner = name.partition(".")
-        return made.constants(outer, **{inner: group}) if inner else made.update(**{outer: group})
+        return draft.constants(outer, **{inner: group}) if inner else draft.update(**{outer: group})
 
-    def take(self, found: FittedProfile) -> CalibratedProfile:
-        """With a fit, and a note of each part of it that was refused."""
+    def take(self, fit: FittedProfile) -> CalibratedProfile:
+        """Take the profile of a fit, with a note on each part of it that was refused."""
         refused = (
-            f"{what}: the constants of {self.base.name} stay, which predict the points held out "
+            f"{name}: the constants of {self.base.name} stay, which predict the points held out "
             f"within {theirs:.1%}, fitted ones within {mine:.1%}"
-            for what, mine, theirs in found.worse
+            for name, mine, theirs in fit.worse
         )
-        return replace(self, profile=found.hw, notes=(*self.notes, *refused))
+        return replace(self, profile=fit.hw, notes=(*self.notes, *refused))
 
-    def kept(self, what: str) -> CalibratedProfile:
-        """With a note that a family or group has too few rows."""
-        return replace(self, notes=(*self.notes, kept_words(what)))
+    def kept(self, name: str) -> CalibratedProfile:
+        """Add a note that a family or group has too few rows."""
+        return replace(self, notes=(*self.notes, kept_words(name)))
 
 
 def rows_of(predict: Callable[..., Array], rows: Sequence[Measurement]) -> tuple[Predict, Array]:
-    """What predicts these rows, and their times."""
+    """Return the function that predicts these rows, and their times."""
     return partial(predict, rows=rows), times_ms(rows)
 
 
-def kept_words(what: str) -> str:
-    """What to say of a family or group that has too few rows."""
-    return f"{what}: too few rows are left; the base profile's constants stay"
+def kept_words(name: str) -> str:
+    """Write the note on a family or group that has too few rows."""
+    return f"{name}: too few rows are left; the base profile's constants stay"
 
 
 def source_on(machine: str) -> str:
-    """How the source of a measured group begins."""
+    """Write the beginning of the source of a measured group."""
     return f"shardopt calibrate on {machine}; "
 
 
 def non_negative(columns: Any, time: Array) -> Array:
-    """Coefficients >= 0 of ``columns [rows, terms]`` with the least absolute relative errors."""
+    """Fit coefficients >= 0 of ``columns [rows, terms]`` by least absolute relative errors."""
     relative = np.asarray(columns, dtype=np.float64) / time[:, None]
     return least_errors(relative, np.ones_like(time))
 
@@ -283,23 +284,23 @@ def non_negative(columns: Any, time: Array) -> Array:
 def least_errors(
     columns: Array, target: Array, penalty: Array | None = None, reweightings: int = REWEIGHTINGS
 ) -> Array:
-    """Coefficients >= 0 of ``columns [rows, terms]`` that come near a ``target [rows]``.
+    """Fit coefficients >= 0 of ``columns [rows, terms]`` to a ``target [rows]``.
 
     Args:
-        penalty: further rows ``[any, terms]`` whose target is 0, and whose weight stays.
+        penalty: further rows ``[any, terms]`` with target 0 and constant weight.
         reweightings: 0 for least squares; a dozen come close to least absolute errors.
     """
     from scipy.optimize import nnls
 
     penalty = np.zeros((0, columns.shape[1])) if penalty is None else penalty
     targets, weight = np.append(target, np.zeros(len(penalty))), np.ones_like(target)
-    for left in range(reweightings, -1, -1):
+    for remaining in range(reweightings, -1, -1):
         matrix = np.vstack((columns * weight[:, None], penalty))
         scale = np.abs(matrix).max(axis=0)
         scale[scale == 0] = 1.0
         targets[: len(target)] = target * weight
         solution = nnls(matrix / scale, targets)[0] / scale
-        if left:
+        if remaining:
             off = np.abs(columns @ solution - target)
             weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
             weight /= np.sqrt((weight**2).mean())
@@ -307,24 +308,25 @@ def least_errors(
 
 
 def after_call(
-    made: CalibratedProfile, label: str, rows: Sequence[Measurement], columns: Any
+    draft: CalibratedProfile, label: str, rows: Sequence[Measurement], columns: Any
 ) -> tuple[CalibratedProfile, Array | None]:
-    """Coefficients in ms of ``columns [rows, terms]``, and the profile with their held-out error.
+    """Fit coefficients of ``columns [rows, terms]``, beside a call of code that lies in no cache.
 
-    Each row holds a call of code that lies in no cache, which no op of an iteration pays: the fit
-    has a constant for it, which is dropped.
+    Each row holds such a call, but ops of an iteration do not. The fit has a constant for it and
+    drops it.
 
     Returns:
-        None in place of the coefficients where the rows are too few.
+        The profile with their held-out error, and the coefficients in ms; None for these where the
+        rows are too few.
     """
     test = np.array([row.point.test for row in rows], dtype=bool)
     terms = [[1.0, *row] for row in columns]
     if not terms or (~test).sum() < max(FEWEST, FEWEST_PER_CONSTANT * len(terms[0])):
-        return (made.kept(label) if terms else made), None
+        return (draft.kept(label) if terms else draft), None
     table, time = np.array(terms), times_ms(rows)
-    found = non_negative(table[~test], time[~test])
-    errors = table @ found / time - 1.0
-    return made.error(label, HeldOut(errors[test], int((~test).sum()))), found[1:]
+    coefficients = non_negative(table[~test], time[~test])
+    errors = table @ coefficients / time - 1.0
+    return draft.error(label, HeldOut(errors[test], int((~test).sum()))), coefficients[1:]
 
 
 @dataclass(frozen=True)
@@ -333,7 +335,7 @@ class FreeConstant:
 
     Args:
         group: of the profile.
-        key: in the group; for an entry of a mapping such as ``tflops.fp32``.
+        key: in the group; ``tflops.fp32`` for an entry of a mapping.
         low, high: both > 0, in the key's unit.
     """
 
@@ -344,18 +346,18 @@ class FreeConstant:
 
     def value(self, hw: HardwareProfile) -> float:
         name, _, part = self.key.partition(".")
-        held = getattr(getattr(hw, self.group), name)
+        entry = getattr(getattr(hw, self.group), name)
         if part:
-            held = {str(key): value for key, value in held.items()}.get(part)
-        return 0.0 if held is None else float(held)
+            entry = {str(key): value for key, value in entry.items()}.get(part)
+        return 0.0 if entry is None else float(entry)
 
     def put(self, hw: HardwareProfile, value: float) -> HardwareProfile:
         group = getattr(hw, self.group)
         name, _, part = self.key.partition(".")
-        held: Any = value
+        entry: Any = value
         if part:
-            held = {str(key): old for key, old in getattr(group, name).items()} | {part: value}
-        return hw.model_copy(update={self.group: group.model_copy(update={name: held})})
+            entry = {str(key): old for key, old in getattr(group, name).items()} | {part: value}
+        return hw.model_copy(update={self.group: group.model_copy(update={name: entry})})
 
 
 @dataclass(frozen=True)
@@ -364,9 +366,8 @@ class FittedProfile:
 
     Args:
         fitted: constants that the rows determine.
-        kept: the others, which keep their value from before.
-        worse: of each fit that was refused, of what it was, and the held-out errors of it and of
-            the profile before it.
+        kept: the other constants, with their values from before.
+        worse: for each refused fit its name, its held-out error, and that of the profile before it.
     """
 
     hw: HardwareProfile
@@ -376,20 +377,20 @@ class FittedProfile:
 
     @property
     def kept_text(self) -> str:
-        """What the provenance says of constants that the rows do not tell."""
+        """Text of the provenance on constants that the rows do not determine."""
         if not self.kept:
             return ""
         names = ", ".join(sorted(f"{c.group}.{c.key}" for c in self.kept))
         return f"; as in the base profile, as the rows do not tell: {names}"
 
     def unless_worse(
-        self, what: str, before: HardwareProfile, predict: Predict, time_ms: Array
+        self, name: str, before: HardwareProfile, predict: Predict, time_ms: Array
     ) -> FittedProfile:
-        """The same, or the profile before the fit where that predicts rows held out better.
+        """Return the fit, or the profile before it if that predicts held-out rows better.
 
         Args:
-            what: is fitted.
-            predict: times of the rows held out.
+            name: of the fit, for a note.
+            predict: times of the held-out rows.
             time_ms: of these rows; without any the fit stands.
         """
         if not self.fitted or not len(time_ms):
@@ -397,10 +398,10 @@ class FittedProfile:
         mine, theirs = (mape(predict(hw) / time_ms - 1.0) for hw in (self.hw, before))
         if mine <= theirs:
             return self
-        return FittedProfile(before, (), self.fitted + self.kept, ((what, mine, theirs),))
+        return FittedProfile(before, (), self.fitted + self.kept, ((name, mine, theirs),))
 
     def then(self, later: FittedProfile) -> FittedProfile:
-        """Both, where the later fit began with this one's profile."""
+        """Join with a later fit that began with this one's profile."""
         fitted, kept = self.fitted + later.fitted, self.kept + later.kept
         return FittedProfile(later.hw, fitted, kept, self.worse + later.worse)
 
@@ -408,39 +409,39 @@ class FittedProfile:
 def fit_free(
     hw: HardwareProfile, free: Sequence[FreeConstant], predict: Predict, time_ms: Array
 ) -> FittedProfile:
-    """Least squares of ``log(predicted / measured)`` in the logs of the free constants.
+    """Minimise the squares of ``log(predicted / measured)`` over the logs of the free constants.
 
-    The least certain constant goes back to its value in ``hw`` until the rows determine all that
-    are left. Standard errors come from the Jacobian at the solution and the remaining errors.
+    The least certain constant goes back to its value in ``hw`` until the rows determine all
+    remaining ones. Standard errors come from the Jacobian at the solution and the residuals.
 
     Args:
         predict: times ``[rows]`` in ms under a profile.
         time_ms: measured, > 0.
     """
-    left = list(free)
+    candidates = list(free)
     log_time = np.log(time_ms)
-    while left:
-        if len(time_ms) < FEWEST_PER_CONSTANT * len(left):
-            left.pop()
+    while candidates:
+        if len(time_ms) < FEWEST_PER_CONSTANT * len(candidates):
+            candidates.pop()
             continue
-        found, unsure = _solve(hw, left, predict, log_time)
+        solution, unsure = _solve(hw, candidates, predict, log_time)
         worst = int(np.argmax(unsure))
         if unsure[worst] <= UNSURE:
-            kept = tuple(constant for constant in free if constant not in left)
-            return FittedProfile(found, tuple(left), kept)
-        left.pop(worst)
+            fixed = tuple(constant for constant in free if constant not in candidates)
+            return FittedProfile(solution, tuple(candidates), fixed)
+        candidates.pop(worst)
     return FittedProfile(hw, (), tuple(free))
 
 
 def _solve(
     hw: HardwareProfile, free: Sequence[FreeConstant], predict: Predict, log_time: Array
 ) -> tuple[HardwareProfile, Array]:
-    """The best profile, and the standard error of the log of every constant."""
+    """Return the best profile, and the standard error of the log of every constant."""
     from scipy.optimize import least_squares
 
     low, high = np.log([f.low for f in free]), np.log([f.high for f in free])
     margin = 1e-3 * (high - low)
-    known = np.log([f.value(hw) or math.sqrt(f.low * f.high) for f in free])
+    start = np.log([f.value(hw) or math.sqrt(f.low * f.high) for f in free])
 
     def at(x: Array) -> HardwareProfile:
         changed = hw
@@ -458,7 +459,7 @@ def _solve(
         return last[0][1].copy()  # the solver scales it in place
 
     def gradient(x: Array) -> Array:
-        """Jacobian ``[rows, constants]`` by a step up, or down where the bound is near."""
+        """Return the Jacobian ``[rows, constants]`` by a step up, or down near the upper bound."""
         here, columns = off(x), []
         for i in range(len(x)):
             there = x.copy()
@@ -468,7 +469,7 @@ def _solve(
 
     solution = least_squares(
         off,
-        np.clip(known, low + margin, high - margin),
+        np.clip(start, low + margin, high - margin),
         jac=gradient,
         bounds=(low, high),
         loss="soft_l1",
@@ -482,7 +483,7 @@ def _solve(
 
 
 def _standard_errors(jacobian: Array, spread: float) -> Array:
-    """Standard error of every constant; infinite where no row depends on it."""
+    """Return the standard error of every constant; infinite where no row depends on it."""
     information = jacobian.T @ jacobian / spread**2
     size = np.sqrt(np.diag(information))
     silent = size < 1e-9

@@ -65,66 +65,66 @@ Launch = tuple[Sequence[LookupShard], str]
 """The tables of a TBE, and the pass that is timed."""
 
 
-def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
-    """Constants of the TBE's kernel model, and the L2's bandwidth, seen in gathers alone."""
-    rows = [row for family in FAMILIES for row in made.rows if row.point.family == family]
-    fit, test = ([row for row in rows if row.point.test == held] for held in (False, True))
+def fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit the TBE's kernel model, and the L2's bandwidth, which only gathers show."""
+    rows = [row for family in FAMILIES for row in draft.rows if row.point.family == family]
+    fit, test = ([row for row in rows if row.point.test == is_test] for is_test in (False, True))
     if len(fit) < FEWEST:
-        return made
+        return draft
     launches, ms = launches_of(test), times_ms(test)
-    found = fit_launches(made.profile, launches_of(fit), times_ms(fit), launches, ms)
-    made = made.take(found)
-    mine, theirs = (predict_launches(hw, launches) / ms - 1.0 for hw in (found.hw, made.base))
+    result = fit_launches(draft.profile, launches_of(fit), times_ms(fit), launches, ms)
+    draft = draft.take(result)
+    mine, theirs = (predict_launches(hw, launches) / ms - 1.0 for hw in (result.hw, draft.base))
     labels, scores = np.array([_label(row) for row in test]), []
     for label in sorted(set(labels)):
-        of, count = labels == label, sum(_label(row) == label for row in fit)
-        scores.append(HeldOut(mine[of], count, ms[of]))
-        made = made.error(str(label), scores[-1], theirs[of])
+        chosen, count = labels == label, sum(_label(row) == label for row in fit)
+        scores.append(HeldOut(mine[chosen], count, ms[chosen]))
+        draft = draft.error(str(label), scores[-1], theirs[chosen])
     held_out = total(scores) if scores else HeldOut(np.zeros(0), len(fit))
-    if not found.fitted:
-        return made
-    made = extend_memory(made, found, "l2_gb_s of lookups", fit, held_out)
-    return made.measured("embedding", fit, held_out, lookup_ranges(rows), found.kept_text)
+    if not result.fitted:
+        return draft
+    draft = extend_memory(draft, result, "l2_gb_s of lookups", fit, held_out)
+    return draft.measured("embedding", fit, held_out, lookup_ranges(rows), result.kept_text)
 
 
 def _label(row: Measurement) -> str:
-    """What the error of a row is reported as."""
+    """Return the label of a row's error."""
     if row.part == "prefetch":
         return "cache prefetch"
     if row.point.family == "model_lookup":
         return f"model's lookup {row.part}"
     kernel = row.point.params.get("kernel", "fused")
-    of = {"fused": "", "fused_uvm": ", fused_uvm", "fused_uvm_caching": ", cached"}[kernel]
-    return f"lookup {row.part}{of}"
+    suffix = {"fused": "", "fused_uvm": ", fused_uvm", "fused_uvm_caching": ", cached"}[kernel]
+    return f"lookup {row.part}{suffix}"
 
 
 def launches_of(rows: Sequence[Measurement]) -> list[Launch]:
-    """Of points of several tables, with skews, and of tables of a model.
+    """Return the launches of lookup points and of the tables of a model.
 
-    The distribution of ids is the one that they were drawn from; where only the model has that, the
-    Zipf distribution with as many distinct rows.
+    Ids have the distribution that they were drawn from. For tables of a model it is the Zipf
+    distribution with as many distinct rows.
     """
     launches: list[Launch] = []
     for row in rows:
-        said = row.point.params | row.facts
+        facts = row.point.params | row.facts
         drawn = row.point.params.get("tables", [])
-        pooled, shards = said.get("pooled", True), []
+        pooled, shards = facts.get("pooled", True), []
         for i, (count, dim, bags, ids, distinct) in enumerate(row.facts["tables"]):
-            known = Zipf(drawn[i]["alpha"]).bins(int(count)) if drawn else None
+            bins = Zipf(drawn[i]["alpha"]).bins(int(count)) if drawn else None
             shard = LookupShard(
-                cache_bins(known or counted_bins(count, ids, distinct)),
+                cache_bins(bins or counted_bins(count, ids, distinct)),
                 ids,
                 bags if pooled else ids,
                 int(count),
                 int(dim),
-                DATA_TYPE_BYTES[said.get("dtype", DTYPE)],
-                optimizer=said.get("optimizer", OPTIMIZER),
-                weighted=said.get("weighted", False),
+                DATA_TYPE_BYTES[facts.get("dtype", DTYPE)],
+                optimizer=facts.get("optimizer", OPTIMIZER),
+                weighted=facts.get("weighted", False),
                 pooled=pooled,
-                mean=said.get("mean", False),
+                mean=facts.get("mean", False),
                 lengths=bags,
-                kernel=ComputeKernel(said.get("kernel", ComputeKernel.FUSED)),
-                cache_load_factor=said.get("cache_load_factor", DEFAULT_CACHE_LOAD_FACTOR),
+                kernel=ComputeKernel(facts.get("kernel", ComputeKernel.FUSED)),
+                cache_load_factor=facts.get("cache_load_factor", DEFAULT_CACHE_LOAD_FACTOR),
             )
             shards.append(shard)
         launches.append((shards, row.part))
@@ -132,7 +132,7 @@ def launches_of(rows: Sequence[Measurement]) -> list[Launch]:
 
 
 class _CachedBins(Bins):
-    """See `cache_bins`; as many bins as results are kept, and only during a calibration."""
+    """Bins with cached results, see `cache_bins`; they live only during a calibration."""
 
     @lru_cache(maxsize=100_000)  # noqa: B019
     def unique(self, draws: float) -> float:
@@ -144,15 +144,15 @@ class _CachedBins(Bins):
 
 
 def cache_bins(bins: Bins) -> Bins:
-    """The same bins with cached results: a fit needs each cache size hundreds of times."""
+    """Return the bins with cached results: a fit needs each cache size hundreds of times."""
     return _CachedBins(bins.counts, bins.probs)
 
 
 def counted_bins(rows: float, ids: float, distinct: float) -> Bins:
-    """The Zipf distribution by which a batch of ``ids`` ids is expected to touch ``distinct`` rows.
+    """Return the Zipf distribution of which ``ids`` ids are expected to touch ``distinct`` rows.
 
-    For measured ids whose distribution the rows do not hold. Skew falls with distinct rows, so
-    bisection finds it.
+    It stands for measured ids whose distribution is not in the rows. Skew falls with distinct rows,
+    so bisection finds it.
     """
     low, high = 0.0, MOST_ALPHA
     if Zipf(low).bins(int(rows)).unique(ids) <= distinct:
@@ -167,10 +167,10 @@ def counted_bins(rows: float, ids: float, distinct: float) -> Bins:
 
 
 def launch_ms(model: CudaLookups, shards: Sequence[LookupShard], part: str) -> float:
-    """One pass of one launch, as `predictor.cost.loads` puts tables together.
+    """Predict one pass of one launch, joining tables as `predictor.cost.loads` does.
 
     After a prefetch every row of a cached table is on the device, so its forward is that of
-    ``fused``; its optimizer state is where it was.
+    ``fused``; its optimizer state stays in host memory.
     """
     if part == "prefetch":
         fetched = shared_fetched_rows(tuple(shards))
@@ -199,7 +199,7 @@ def launch_ms(model: CudaLookups, shards: Sequence[LookupShard], part: str) -> f
 
 
 def predict_launches(hw: HardwareProfile, launches: Sequence[Launch]) -> Array:
-    """Times ``[launches]`` in ms; of a profile whose embedding model is that of GPUs."""
+    """Predict times ``[launches]`` in ms by a profile with an embedding model of GPUs."""
     if not isinstance(hw.embedding, CudaEmbedding):
         raise ProfileError(f"hardware {hw.name}: embedding.law is {hw.embedding.law}, not a GPU's")
     model = CudaLookups(hw, hw.embedding)
@@ -213,26 +213,26 @@ def fit_launches(
     held_out: Sequence[Launch] = (),
     held_out_ms: Array = NO_TIMES,
 ) -> FittedProfile:
-    """Constants of the embedding group and of the L2: by `LOOKUPS`, then by `UVM`.
+    """Fit the constants of the embedding group and of the L2: `LOOKUPS`, then `UVM`.
 
     Args:
-        held_out: launches that no constant may make worse, which take ``held_out_ms``.
+        held_out: launches that no constant may make worse; their times are ``held_out_ms``.
     """
-    found = FittedProfile(hw, (), ())
-    for what, free in (("lookups", LOOKUPS), ("lookups from host memory", UVM)):
+    result = FittedProfile(hw, (), ())
+    for name, free in (("lookups", LOOKUPS), ("lookups from host memory", UVM)):
         fused = free is LOOKUPS
-        some, ms = _of_memory(launches, time_ms, fused=fused)
+        chosen, ms = _of_memory(launches, time_ms, fused=fused)
         tests, tests_ms = _of_memory(held_out, held_out_ms, fused=fused)
-        stage = fit_free(found.hw, free, partial(predict_launches, launches=some), ms)
+        stage = fit_free(result.hw, free, partial(predict_launches, launches=chosen), ms)
         predict_tests = partial(predict_launches, launches=tests)
-        found = found.then(stage.unless_worse(what, found.hw, predict_tests, tests_ms))
-    return found
+        result = result.then(stage.unless_worse(name, result.hw, predict_tests, tests_ms))
+    return result
 
 
 def _of_memory(
     launches: Sequence[Launch], time_ms: Array, *, fused: bool
 ) -> tuple[list[Launch], Array]:
-    """Launches from device memory, or all others, and their times."""
+    """Select launches from device memory, or all others, and their times."""
     chosen = [
         i
         for i, (shards, _) in enumerate(launches)

@@ -1,15 +1,14 @@
 """The host: framework ops, launches, waiting, and near-empty iterations of real TorchRec.
 
-Models with next to no data: what their iterations take is the host's work and its waiting. What the
-main thread computes in one is framework code: ops of the iteration graph times one cost, after the
-few kernels that run at their floors. What the iteration lasts beyond that is the latency of its
-collectives: what other threads, their scheduling and the wires take of a small message among ranks
-that arrive as they do in training.
+Iterations of models with next to no data consist of the host's work and its waiting. The main
+thread computes framework code: ops of the iteration graph times one cost, beside a few kernels at
+their floors. The rest of the iteration is the latency of its collectives: the time of other
+threads, their scheduling and the wires for a small message among ranks that arrive as in training.
 
-A sample is one iteration of one rank: its period, and what its main thread computed (on a CPU that
-includes the backward). Where a real model looks up rows and multiplies matrices, these displace
-what the caches hold, and are not charged for it: framework code runs slower after a lookup than
-after more framework code.
+A sample is one iteration of one rank: its period, and the compute time of its main thread (on a CPU
+it includes the backward). Lookups and products of a real model displace the content of the caches:
+framework code runs slower after a lookup than after more framework code. On a CPU the caches are
+therefore flushed in between, and the flush is not counted.
 
 They give the overheads group. Why: decisions 0010 and 0021.
 """
@@ -69,26 +68,27 @@ CPU_LOOPS = ("op",)
 GPU_LOOPS = ("op", "op_on_host", "round_trip", "sync")
 """See `measure_host`."""
 MIX, MIX_LAUNCHES = 5, 3
-"""Small ops timed as one, and those of them that launch a kernel on a GPU."""
+"""Small ops in a mix, and the number of them that launch a kernel on a GPU."""
 OPS_PER_SAMPLE = 200
-"""Small ops are timed many at once: one is shorter than the clock is good for."""
+"""Small ops timed together: a single one is shorter than the clock can resolve."""
 TRIPS_PER_SAMPLE = 20
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 LAYERS, WIDTH = (2, 16), (16, 1024)
 CLOCK_BYTES, CLOCK_KERNELS = 4096, 40
-"""Of a kernel that takes next to nothing, and how often it runs; see `measure_clock`."""
+"""Bytes of a tiny kernel, and its number of runs; see `measure_clock`."""
 DEPTHS = (2, 32)
-"""Layers of next to nothing, whose difference is the host's time of one."""
+"""Numbers of tiny layers; the difference of their times is the host's time of the layers."""
 TINY_WIDTH, TINY_BATCH = 8, 8
 LAYER_KERNELS, LAYER_OPS = 6, 6 * HOST_OPS["op"] + 6 * HOST_OPS["view"]
-"""Of a linear layer with its ReLU, forward and backward."""
+"""Kernels and ops of a linear layer with its ReLU, forward and backward."""
 
 ROWS, NARROW, WIDE = 64, 4, 8
-"""Column-wise tables are wide, and each half as narrow as FBGEMM's fused kernels allow."""
+"""Rows and widths of tables. Column-wise tables are wide; their halves are as narrow as FBGEMM's
+fused kernels allow."""
 BATCH = 8
 """Samples a rank."""
 DEEPER = 8
-"""Layers more in the top MLP, to tell what a dense layer takes."""
+"""Additional layers in the top MLP, to measure the time of a dense layer."""
 SHARDING = {
     "dp": ShardingType.DATA_PARALLEL,
     "tw": ShardingType.TABLE_WISE,
@@ -104,7 +104,7 @@ BLOCK = 6
 """Iterations a model in a round, after one that lines the ranks up."""
 WARM_UP_ROUNDS = 3
 FEWEST_ROUNDS = 3
-"""Measured of every model, also where the time is over."""
+"""Fewest measured rounds of every model, also where the time is over."""
 LATENCIES: tuple[tuple[Op, ...], ...] = (
     ("all_to_all",),
     ("all_reduce",),
@@ -112,26 +112,26 @@ LATENCIES: tuple[tuple[Op, ...], ...] = (
 )
 """Collectives with a latency of their own; a row split's forward and backward come together."""
 FEWEST_WALLS = 2 * len(LATENCIES)
-"""Iterations whose wall time is known below which no latency is fitted."""
+"""Fewest iterations with a wall time for a fit of latencies."""
 WHOLE_STEPS_ERROR = 0.09
 """1-sigma relative error of steps of real models on a GPU's host whose near-empty iterations were
 measured: 18 steps on one H100 and one H200 (TorchRec 1.7, 2026-11), one of ten 14 % off or more."""
 OP_COSTS = ("op_us", "layer_op_us", "iteration_us")
-"""Main thread's time of one op of TorchRec's stages in the iteration graph, of one around a dense
-layer, and of all that belongs to no stage."""
+"""Main thread's time of one op of TorchRec's stages in the iteration graph, of one op around a
+dense layer, and of the work outside all stages."""
 
 
-# What is measured.
+# Points.
 
 
 def cpu_points(size: Size) -> list[Point]:
-    """Of one core: small ops, deep and shallow layers, steps of dense optimizers."""
+    """Return the points of one core: small ops, layers, steps of dense optimizers."""
 
     def step(op: str, u: Coordinates, _: int) -> dict[str, Any]:
         return {"op": op, "layers": whole(u[0], LAYERS), "width": whole(u[1], WIDTH)}
 
     return [
-        *(Point("host", {"what": what}) for what in CPU_LOOPS),
+        *(Point("host", {"what": loop}) for loop in CPU_LOOPS),
         *(Point("layers", {"depth": depth}) for depth in DEPTHS),
         *(
             p
@@ -142,17 +142,17 @@ def cpu_points(size: Size) -> list[Point]:
 
 
 def gpu_points(size: Size, device: Device) -> list[Point]:
-    """Of the host of a GPU, whatever the size."""
-    return [Point("host", {"what": what}) for what in GPU_LOOPS]
+    """Return the points of a GPU's host, the same for all sizes."""
+    return [Point("host", {"what": loop}) for loop in GPU_LOOPS]
 
 
 def clock_points() -> list[Point]:
-    """Of a GPU, before its kernels."""
+    """Return the point of a GPU's clock, to measure before its kernels."""
     return [Point("clock", {})]
 
 
 def iteration_points(ranks: int, **among: Any) -> list[Point]:
-    """Every sharding type alone and with others, more tables, more layers, another pipeline.
+    """Return the points of near-empty iterations, by sharding types, tables, layers and pipeline.
 
     Args:
         among: further params of every point.
@@ -171,7 +171,7 @@ def iteration_points(ranks: int, **among: Any) -> list[Point]:
 
 
 def near_empty(params: dict[str, Any]) -> tuple[Workload, ShardingPlan]:
-    """Model and plan of an iteration point; the types of its plan take tables in turn."""
+    """Make model and plan of an iteration point; the types of its plan take tables in turn."""
     types = params["plan"].split("+")
     kinds = [types[i % len(types)] for i in range(params["tables"])]
     ranks = params["ranks"]
@@ -201,7 +201,7 @@ def near_empty(params: dict[str, Any]) -> tuple[Workload, ShardingPlan]:
 
 
 def _table_plan(kind: str, index: int, ranks: int) -> TablePlan:
-    """The plan of the table that is number ``index`` of its type."""
+    """Make the plan of the table with this index among those of its type."""
     first, narrow = index % ranks, (ROWS, NARROW)
     shards = {
         "dp": [Shard(r, (0, 0), narrow) for r in range(ranks)],
@@ -216,21 +216,21 @@ def _table_plan(kind: str, index: int, ranks: int) -> TablePlan:
     return TablePlan(SHARDING[kind], kernel, tuple(shards[kind]))
 
 
-# How it is measured.
+# Measurement.
 
 
 def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Mean time of one of many, on the host's clock.
+    """Measure the mean host time of one repeat in a loop.
 
-    ``op``: a small op recorded for the backward, over a mix of five; ``op_on_host``: the same on
-    tensors of the host, which run the same framework code and launch nothing; ``round_trip``: an op
-    and waiting until the device has done it; ``sync``: reading a value from an idle device.
+    ``op``: a small op recorded for the backward, over a mix of five. ``op_on_host``: the same on
+    host tensors, with the same framework code and no launch. ``round_trip``: an op and waiting
+    until the device has done it. ``sync``: reading a value from an idle device.
     """
     import torch
 
-    what = point.params["what"]
-    device = "cpu" if what == "op_on_host" else timer.device
-    x = torch.ones(8, device=device, requires_grad=what in ("op", "op_on_host"))
+    loop = point.params["what"]
+    device = "cpu" if loop == "op_on_host" else timer.device
+    x = torch.ones(8, device=device, requires_grad=loop in ("op", "op_on_host"))
 
     def trips() -> None:
         for _ in range(TRIPS_PER_SAMPLE):
@@ -247,20 +247,20 @@ def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measurement
         "round_trip": (TRIPS_PER_SAMPLE, trips),
         "sync": (TRIPS_PER_SAMPLE, reads),
     }
-    repeats, call = calls[what]
+    repeats, call = calls[loop]
     clock = timer if timer.device == "cpu" else HostTimer(timer)
-    taken = clock.samples(call, seconds).seconds
+    times = clock.samples(call, seconds).seconds
     facts: dict[str, Any] = {}
-    if what == "op" and timer.device == "cuda":
+    if loop == "op" and timer.device == "cuda":
         facts |= {"device": _device(), "threads": torch.get_num_threads()}
-    return [row_of_samples(point, Samples(tuple(t / repeats for t in taken)), **facts)]
+    return [row_of_samples(point, Samples(tuple(t / repeats for t in times)), **facts)]
 
 
 def measure_clock(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Time of a tiny kernel between two events; its fact is what the kernel takes by itself.
+    """Measure a tiny kernel between two events; its fact is the kernel's own time.
 
-    Events see the start of a kernel and its end from the queue, some 2.4 us apart on an H200 (a
-    kernel of 1.2 us measures 3.6); in a step the next kernel starts meanwhile.
+    Events add some 2.4 us on an H200 (a kernel of 1.2 us measures 3.6). In a step the next kernel
+    starts meanwhile.
     """
     import torch
     from torch.autograd import DeviceType
@@ -268,7 +268,7 @@ def measure_clock(point: Point, timer: Timer, seconds: float) -> list[Measuremen
 
     kind = timer.device.upper()
     x = torch.ones(CLOCK_BYTES // 4, device=timer.device)
-    taken = timer.samples(lambda: torch.add(x, 1.0), seconds)
+    samples = timer.samples(lambda: torch.add(x, 1.0), seconds)
     with profile(activities=[getattr(ProfilerActivity, kind)]) as recorded:
         for _ in range(CLOCK_KERNELS):
             torch.add(x, 1.0)
@@ -280,11 +280,11 @@ def measure_clock(point: Point, timer: Timer, seconds: float) -> list[Measuremen
         if event.device_type == getattr(DeviceType, kind)
     ]
     facts = {"kernel_us": round(statistics.median(kernels), 3)} if kernels else {}
-    return [row_of_samples(point, taken, **facts)]
+    return [row_of_samples(point, samples, **facts)]
 
 
 def _device() -> dict[str, float]:
-    """What the current GPU says of itself; of an unknown L2 nothing."""
+    """Return the properties of the current GPU; ``l2_mib`` is 0 if unknown."""
     import torch
 
     about = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -296,7 +296,7 @@ def _device() -> dict[str, float]:
 
 
 class HostTimer(CpuTimer):
-    """Times what the host does while a device works on behind it."""
+    """Timer of the host's work while the device runs behind it."""
 
     def __init__(self, device: Timer) -> None:
         super().__init__(flush_bytes=0)
@@ -319,7 +319,7 @@ def _mix(x: Any) -> None:
 
 
 def measure_layers(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Forward and backward of linear layers with ReLU that compute next to nothing."""
+    """Measure forward and backward of linear layers with ReLU that compute next to nothing."""
     import torch
 
     layers: list[Any] = []
@@ -337,7 +337,7 @@ def measure_layers(point: Point, timer: Timer, seconds: float) -> list[Measureme
 
 
 def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """A step over the weights and biases of square layers; facts: tensors and their elements."""
+    """Measure an optimizer step of square layers; facts: number of tensors and of elements."""
     import torch
 
     from shardopt.torchrec.capture.step import DENSE_OPTIMIZERS
@@ -360,13 +360,13 @@ def measure_iterations(
     go_on: Callable[[], bool] = lambda: True,
     later: bool = False,
 ) -> Iterator[Measurement]:
-    """Rows ``wall`` and ``cpu`` of every point; all ranks have to call it.
+    """Measure rows ``wall`` and ``cpu`` of every point; collective over all ranks.
 
     Models alternate in one process group.
 
     Args:
-        go_on: whether there is time for another round; the same on every rank.
-        later: without time for the fewest rounds there are no rows; else they are measured anyway.
+        go_on: True if there is time for another round; the same on every rank.
+        later: without time for the fewest rounds give no rows; False: measure them anyway.
     """
     import torch.distributed as dist
 
@@ -403,9 +403,9 @@ def measure_iterations(
         # the same on every rank
         random.Random(round_).shuffle(order)
         for i in order:
-            found = _block(trainings[i], device, flush)
+            times = _block(trainings[i], device, flush)
             if round_ >= WARM_UP_ROUNDS:
-                spent[i].append(found)
+                spent[i].append(times)
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, spent)
     for i, point in enumerate(points):
@@ -420,14 +420,14 @@ def _now() -> Array:
 
 
 class _Flush:
-    """Empties the caches in the middle of an iteration, and counts the time that this takes."""
+    """Hook that empties the caches in the middle of an iteration and sums the time of this."""
 
     def __init__(self, timer: CpuTimer) -> None:
         self.timer = timer
         self.spent = np.zeros(len(CLOCKS))
 
     def between(self, model: Any) -> None:
-        """Before the lookups, after them, and between the backwards of dense part and lookups."""
+        """Flush before and after the lookups, and between both backwards."""
         model.register_forward_pre_hook(self._run)
         model.top.register_forward_pre_hook(self._run)
         model.top.register_full_backward_hook(self._run)
@@ -439,10 +439,10 @@ class _Flush:
 
 
 def _block(training: Any, device: Any, flush: _Flush) -> Array:
-    """Seconds ``[iterations, clocks]``, without a barrier in between and without the flushes.
+    """Time a block of iterations without barriers, ``[iterations, clocks]``, less the flushes.
 
-    The first is left out: ranks enter it together, all later ones wait for the one before. A GPU
-    works on behind the host, so that only the whole block has a length.
+    The first iteration is left out: ranks enter it together, and later ones from the one before. A
+    GPU runs behind the host, so that only a whole block can be timed.
     """
     import torch
     import torch.distributed as dist
@@ -461,72 +461,74 @@ def _block(training: Any, device: Any, flush: _Flush) -> Array:
     return np.diff(marks, axis=0) / each
 
 
-# What the rows of CPU ranks say.
+# Fit of CPU ranks.
 
 
-def fit_cpu(made: CalibratedProfile) -> tuple[CalibratedProfile, dict[str, float] | None]:
-    """Steps of dense optimizers, and the host's time of an op of the graph.
+def fit_cpu(draft: CalibratedProfile) -> tuple[CalibratedProfile, dict[str, float] | None]:
+    """Fit the steps of dense optimizers, and the host's time of an op of the graph.
 
     The errors are of the main thread's time of each row, fitted on all others.
 
     Returns:
-        Beside the profile, microseconds of one message of each collective beyond the main thread's
-        time; None where too few iterations say it.
+        The profile, and for each collective the microseconds of a message beyond the main thread's
+        time; None for these with too few iterations.
     """
-    made = _fit_steps(made)
-    cpu, wall = (made.of("iteration", part) for part in ("cpu", "wall"))
+    draft = _fit_steps(draft)
+    cpu, wall = (draft.of("iteration", part) for part in ("cpu", "wall"))
     if len(cpu) < FEWEST:
-        return (made.kept("iteration") if cpu else made), None
-    layer_op_us = _layer_op_us(made)
-    counts = np.array([_counts(row.point.params, made.profile) for row in cpu])
+        return (draft.kept("iteration") if cpu else draft), None
+    layer_op_us = _layer_op_us(draft)
+    counts = np.array([_counts(row.point.params, draft.profile) for row in cpu])
     ops, kernels_us, messages = counts[:, :3], counts[:, 3], counts[:, 4:]
     main_us = np.array([row.median_us for row in cpu])
     errors = []
     for i in range(len(cpu)):
-        others = np.arange(len(cpu)) != i
-        costs = _op_costs(ops[others], (main_us - kernels_us)[others], layer_op_us)
+        rest = np.arange(len(cpu)) != i
+        costs = _op_costs(ops[rest], (main_us - kernels_us)[rest], layer_op_us)
         errors.append((ops[i] @ costs + kernels_us[i]) / main_us[i] - 1.0)
     costs = _op_costs(ops, main_us - kernels_us, layer_op_us)
     held_out = HeldOut(np.array(errors), len(cpu) - 1)
-    made = made.constants("overheads", **dict(zip(OP_COSTS, costs.tolist(), strict=True)))
-    made = made.error("host", held_out).measured("overheads", cpu, held_out)
+    draft = draft.constants("overheads", **dict(zip(OP_COSTS, costs.tolist(), strict=True)))
+    draft = draft.error("host", held_out).measured("overheads", cpu, held_out)
     wholes = {key_of(row.point): row.median_us for row in wall}
-    # other pipelines hide some of it
-    seen = [row.point.params["pipeline"] == "base" and key_of(row.point) in wholes for row in cpu]
-    messages = messages[seen]
+    # other pipelines hide part of the latency
+    usable = [row.point.params["pipeline"] == "base" and key_of(row.point) in wholes for row in cpu]
+    messages = messages[usable]
     if len(messages) < FEWEST_WALLS or not messages.any(axis=0).all():
-        return made, None
+        return draft, None
     whole_us = np.array([wholes.get(key_of(row.point), 0.0) for row in cpu])
-    found = non_negative(messages, np.maximum((whole_us - main_us)[seen], 1.0))
-    latencies = zip(LATENCIES, found.tolist(), strict=True)
-    return made, {op: us for alike, us in latencies for op in alike}
+    latency_us = non_negative(messages, np.maximum((whole_us - main_us)[usable], 1.0))
+    latencies = zip(LATENCIES, latency_us.tolist(), strict=True)
+    return draft, {op: us for alike, us in latencies for op in alike}
 
 
-def _fit_steps(made: CalibratedProfile) -> CalibratedProfile:
-    """A step of a dense optimizer by its tensors; older files hold rows of steps and no layers,
-    and were fitted without."""
+def _fit_steps(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit the step of a dense optimizer by its tensors.
+
+    Older files have rows of steps and none of layers; they give no constants.
+    """
     steps: dict[str, float] = {}
-    for op in OPTIMIZERS if made.of("layers") else ():
-        rows = [row for row in made.of("optimizer") if row.point.params["op"] == op]
+    for op in OPTIMIZERS if draft.of("layers") else ():
+        rows = [row for row in draft.of("optimizer") if row.point.params["op"] == op]
         shapes = [(float(r.facts["tensors"]), float(r.facts["elements"])) for r in rows]
-        made, costs = after_call(made, f"step of {op}", rows, shapes)
+        draft, costs = after_call(draft, f"step of {op}", rows, shapes)
         if costs is not None:
             steps[op] = float(costs[0]) / units.us(1.0)
-    return made.constants("overheads", step_us=steps)
+    return draft.constants("overheads", step_us=steps)
 
 
-def _layer_op_us(made: CalibratedProfile) -> float | None:
-    """Of one op around a dense layer, from the difference of deep and shallow ones."""
-    times = {row.point.params["depth"]: row.median_us for row in made.of("layers")}
+def _layer_op_us(draft: CalibratedProfile) -> float | None:
+    """Return the time of one op around a dense layer, from deep and shallow stacks."""
+    times = {row.point.params["depth"]: row.median_us for row in draft.of("layers")}
     if len(times) < 2:
         return None
     layer = (times[max(times)] - times[min(times)]) / (max(times) - min(times))
-    floors = LAYER_KERNELS * made.profile.elementwise.floor_us
+    floors = LAYER_KERNELS * draft.profile.elementwise.floor_us
     return max(0.0, (layer - floors) / LAYER_OPS)
 
 
 def _op_costs(ops: Array, times_us: Array, layer_op_us: float | None) -> Array:
-    """`OP_COSTS`; few of these iterations tell ``layer_op_us``, which rows of layers may give."""
+    """Fit `OP_COSTS`; rows of layers may give ``layer_op_us``, which few iterations determine."""
     if layer_op_us is None:
         return non_negative(ops, np.maximum(times_us, 1.0))
     rest = np.maximum(times_us - layer_op_us * ops[:, 1], 1.0)
@@ -535,17 +537,21 @@ def _op_costs(ops: Array, times_us: Array, layer_op_us: float | None) -> Array:
 
 
 def _counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
-    """Ops of each of `OP_COSTS`, the time of kernels in microseconds, and messages of each of
-    `LATENCIES`, of the busiest rank in one iteration."""
+    """Count the work of the busiest rank in one iteration.
+
+    Returns:
+        Ops of each of `OP_COSTS`, the time of kernels in microseconds, and messages of each of
+        `LATENCIES`.
+    """
     embedding = profile.embedding
     if isinstance(embedding, CpuEmbedding):
-        # a table with next to no ids is not what its constant was fitted on
+        # the constants of a table were not fitted on tables with next to no ids
         embedding = embedding.model_copy(update={"forward_table_us": 0.0, "backward_table_us": 0.0})
     nothing = {**dict.fromkeys((*OP_COSTS, "collective_us"), 0.0), "step_us": {}}
     workload, plan = near_empty(params)
 
     def spent_us(*costs: str, messages: Sequence[Op] = ()) -> tuple[float, float, float]:
-        """Host, kernels and collectives, where these costs and messages take a microsecond each."""
+        """Sum host, kernels and collectives with a microsecond for each of these costs."""
         overheads = profile.overheads.model_copy(update={**nothing, **dict.fromkeys(costs, 1.0)})
         curves = {
             op: Curve(latency_us=float(op in messages), edge_mib=(0.0,), us_per_mib=(1e-9,))
@@ -569,13 +575,13 @@ def _counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
 
     host = [spent_us(cost) for cost in OP_COSTS]
     messages = [spent_us(messages=ops)[2] for ops in LATENCIES]
-    return [*(of[0] for of in host), host[0][1], *messages]
+    return [*(times[0] for times in host), host[0][1], *messages]
 
 
 def _scorer(
     workload: Workload, plan: ShardingPlan, profile: HardwareProfile
 ) -> tuple[PlanScorer, TablePlans]:
-    """What predicts an iteration of a model and plan on a device, and the plan as it takes it."""
+    """Return the scorer of a model on a device, and the plan in the scorer's form."""
     topology = Topology.uniform(
         plan.world_size,
         plan.local_world_size,
@@ -585,50 +591,50 @@ def _scorer(
     return PlanScorer(workload, topology, profile), match_plan(workload, topology, plan)
 
 
-# What the rows of a GPU say.
+# Fit of a GPU.
 
 
-def fit_device(made: CalibratedProfile) -> CalibratedProfile:
-    """What the device says of itself; the base may be a smaller one of its kind."""
-    said = next((r.facts["device"] for r in made.of("host") if "device" in r.facts), None)
-    if said is None:
-        return made
-    made = made.update(sms=said["sms"], hbm_gib=said["memory_gib"])
-    return made.constants("memory", l2_mib=said["l2_mib"] or made.profile.memory.l2_mib)
+def fit_device(draft: CalibratedProfile) -> CalibratedProfile:
+    """Take the device's own properties; the base may be a smaller one of its kind."""
+    about = next((r.facts["device"] for r in draft.of("host") if "device" in r.facts), None)
+    if about is None:
+        return draft
+    draft = draft.update(sms=about["sms"], hbm_gib=about["memory_gib"])
+    return draft.constants("memory", l2_mib=about["l2_mib"] or draft.profile.memory.l2_mib)
 
 
-def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
-    """Launches and waiting from loops of small ops, ops of TorchRec from near-empty iterations.
+def fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit launches and waiting to loops of small ops, and TorchRec's ops to near-empty iterations.
 
     The same ops on host tensors run the same framework code and launch nothing, so the difference
-    is the launches'. A round trip is an op, its launch, the way to the device, the kernel, and the
-    way back.
+    is the launches. A round trip is an op, its launch, the latency to the device, the kernel, and
+    the latency back.
     """
-    known = {row.point.params["what"]: row.median_us for row in made.of("host")}
-    if not set(GPU_LOOPS) <= set(known):
-        return made
-    launch = max(0.0, (known["op"] - known["op_on_host"]) * MIX / MIX_LAUNCHES)
-    ways = known["round_trip"] - known["op_on_host"] - launch
-    latency = (ways - made.profile.elementwise.floor_us) / 2
-    made = made.constants(
+    loop_us = {row.point.params["what"]: row.median_us for row in draft.of("host")}
+    if not set(GPU_LOOPS) <= set(loop_us):
+        return draft
+    launch = max(0.0, (loop_us["op"] - loop_us["op_on_host"]) * MIX / MIX_LAUNCHES)
+    ways = loop_us["round_trip"] - loop_us["op_on_host"] - launch
+    latency = (ways - draft.profile.elementwise.floor_us) / 2
+    draft = draft.constants(
         "overheads",
         launch_us=launch,
         launch_latency_us=max(0.0, latency),
-        sync_us=known["sync"],
+        sync_us=loop_us["sync"],
     )
-    rows = made.of("iteration", "wall")
+    rows = draft.of("iteration", "wall")
     if len(rows) < 2 * FEWEST:
-        said = "; ops of the host as in the base profile: no iterations were run"
-        return made.measured("overheads", made.of("host"), HeldOut(np.zeros(0), 0), also=said)
+        note = "; ops of the host as in the base profile: no iterations were run"
+        return draft.measured("overheads", draft.of("host"), HeldOut(np.zeros(0), 0), also=note)
     # near-empty iterations wait for the host alone, whose costs add up
-    counts = np.array([_host_counts(row.point.params, made.profile) for row in rows])
+    counts = np.array([_host_counts(row.point.params, draft.profile) for row in rows])
     whole_us = np.array([row.median_us for row in rows])
-    overheads = made.profile.overheads
+    overheads = draft.profile.overheads
     known_us = counts[:, 3:] @ [overheads.launch_us, overheads.sync_us, overheads.collective_us]
 
-    def costs_of(some: Array) -> Array:
-        rest = np.maximum(whole_us[some] - known_us[some], 1.0)
-        return non_negative(counts[some, :3] / whole_us[some, None], rest / whole_us[some])
+    def costs_of(chosen: Array) -> Array:
+        rest = np.maximum(whole_us[chosen] - known_us[chosen], 1.0)
+        return non_negative(counts[chosen, :3] / whole_us[chosen, None], rest / whole_us[chosen])
 
     errors = []
     for i in range(len(rows)):
@@ -636,21 +642,21 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
         errors.append(predicted / whole_us[i] - 1.0)
     costs = dict(zip(OP_COSTS, costs_of(np.full(len(rows), True)).tolist(), strict=True))
     held_out = HeldOut(np.array(errors), len(rows) - 1)
-    threads = next((r.facts["threads"] for r in made.of("host") if "threads" in r.facts), None)
-    made = made.constants("overheads", **costs, threads=threads).error("host", held_out)
-    said = "" if threads is None else f"; a process of {threads} OpenMP threads"
-    made = made.measured("overheads", [*made.of("host"), *rows], held_out, also=said)
-    error = math.hypot(made.profile.overheads.rel_error, WHOLE_STEPS_ERROR)
-    return made.constants("overheads", rel_error=round(error, 4))
+    threads = next((r.facts["threads"] for r in draft.of("host") if "threads" in r.facts), None)
+    draft = draft.constants("overheads", **costs, threads=threads).error("host", held_out)
+    note = "" if threads is None else f"; a process of {threads} OpenMP threads"
+    draft = draft.measured("overheads", [*draft.of("host"), *rows], held_out, also=note)
+    error = math.hypot(draft.profile.overheads.rel_error, WHOLE_STEPS_ERROR)
+    return draft.constants("overheads", rel_error=round(error, 4))
 
 
 def _host_counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
-    """Ops of each of `OP_COSTS`, launches, synchronisations and collectives of an iteration."""
+    """Count an iteration's ops of each of `OP_COSTS`, launches, syncs and collectives."""
     nothing = dict.fromkeys(
         (*OP_COSTS, "launch_us", "launch_latency_us", "sync_us", "collective_us", "batch_us"), 0.0
     )
     workload, plan = near_empty(params)
-    found = []
+    counts = []
     for cost in (*OP_COSTS, "launch_us", "sync_us", "collective_us"):
         overheads = profile.overheads.model_copy(update={**nothing, "step_us": {}, cost: 1.0})
         changed = profile.model_copy(update={"overheads": overheads})
@@ -659,5 +665,5 @@ def _host_counts(params: dict[str, Any], profile: HardwareProfile) -> list[float
         there = [op for op in graph.ops if op.active is None or op.active.all()]
         waiting = sum(float(np.max(op.cost_ms)) for op in there if op.stream == "host")
         host = sum(op.host_ms for op in there)
-        found.append((waiting if cost == "sync_us" else host) / units.us(1.0))
-    return found
+        counts.append((waiting if cost == "sync_us" else host) / units.us(1.0))
+    return counts

@@ -1,9 +1,9 @@
 """Lookups of FBGEMM's TBE, as TorchRec runs it: forward, and backward with the optimizer inside.
 
-Points of CPU ranks and of GPUs, how one is run on either, and the embedding group of CPU ranks;
+Points of CPU ranks and of GPUs, their measurement, and the fit of the embedding group of CPU ranks;
 `shardopt.calibrate.gpu_lookups` fits that of a GPU. The CPU's model is linear in its coefficients
-(`predictor.cost.lookup.cpu`); the few constants inside logarithms are tried on a grid, on the
-fitted rows alone.
+(`predictor.cost.lookup.cpu`); a grid search over the fitted rows gives the few constants inside
+logarithms.
 """
 
 from __future__ import annotations
@@ -49,54 +49,54 @@ from shardopt.measure.sampling import Timer, sample_passes, sample_stages
 DIMS, MOST_ALPHA, TABLES = (8, 16, 32, 64, 128, 256), 1.25, (1, 12)
 """Widths of tables, largest Zipf exponent, tables a TBE."""
 UNIFORM_SHARE = 0.25
-"""Of the range of exponents that stands for uniform ids: many features have no skew."""
+"""Share of the range of exponents for uniform ids: many features have no skew."""
 MAX_IDS = 200_000
-"""Ids of one TBE; more only take longer."""
+"""Most ids of one TBE; more only take longer."""
 MAX_TABLE_BYTES = 768 * 2**20
-"""Of one TBE."""
+"""Most bytes of the tables of one TBE."""
 WEIGHT_BYTES = 4
 ROTATION = 0.6180339887498949
-"""The golden ratio spreads the tables of one TBE evenly over the range, from the point's own."""
+"""Golden ratio: it spreads the tables of one TBE evenly over the range, from the point's own."""
 ONE_TABLE = (7, (0, 2, 4))
-"""Points ``i`` with ``i % 7`` among these are TBEs of one table: they tell the terms apart, the
-others add them up. Strides are odd: the bits of a Sobol point follow from those of its number."""
+"""Points ``i`` with ``i % 7`` among these are TBEs of one table, which separate the terms. The
+stride is odd, because the bits of a Sobol point follow from those of its index."""
 OPTIMIZER, DTYPE = "exact_row_wise_adagrad", "fp32"
-"""Of a lookup point that names none."""
+"""Defaults of a lookup point."""
 VARIANTS = (("exact_sgd", False), ("exact_row_wise_adagrad", True))
-"""Optimizer and whether ids have weights; FBGEMM has no Adam on CPUs."""
+"""Optimizer, and True for ids with weights; FBGEMM has no Adam on CPUs."""
 MAX_DENSE_BYTES = 16 * 2**20
-"""Of the tables of one launch where every rank has a copy."""
+"""Most bytes of the tables of one launch where every rank has a copy."""
 UNPOOLED_DIMS, MAX_UNPOOLED_IDS = (16, 32, 64, 128), 60_000
 
 GPU_DIMS = (16, 32, 64, 96, 128, 192, 256)
 GPU_ALPHAS = (0.0, 0.8, 1.05, 1.2)
 """Zipf exponents: uniform ids, and from mild to strong skew."""
 GPU_TABLES = (1, 1, 4, 16)
-"""Tables of one launch; half of the launches have one, which separates the terms."""
+"""Tables of one launch; half of the launches have a single one, to separate the terms."""
 GPU_DTYPES = ("fp32", "fp32", "fp16")
 GPU_OPTIMIZERS = ("exact_row_wise_adagrad", "exact_row_wise_adagrad", "exact_sgd", "adam")
 MAX_GPU_IDS = 8_000_000
-"""Ids of one launch: as many rows gathered are a millisecond and more on any GPU."""
+"""Most ids of one launch: gathering so many rows takes a millisecond and more on any GPU."""
 MEMORY_SHARE = 0.4
-"""Of the device's memory that tables of one launch take, with their optimizer state."""
+"""Largest share of the device's memory for tables of one launch with their optimizer state."""
 CACHED = (0.05, 0.1, 0.2, 0.4)
 """Load factors of the cache in front of tables in host memory."""
 CACHED_ALPHAS = (0.8, 1.05, 1.2)
 UVM_IDS = 500_000
-"""Of a launch that reads rows over the host link."""
+"""Most ids of a launch that reads rows over the host link."""
 UVM_SHARE = 1 / 16
-"""Of the host's memory that tables of one launch take there, with their state; hosts have several
+"""Largest share of the host's memory for tables of one launch with their state; hosts have several
 GPUs."""
 UVM_EVERY, FEWEST_UVM = 5, 5
-"""One launch over the link, and one with a cache, for so many launches from device memory."""
+"""Launches from device memory for each one over the link or with a cache; fewest of these."""
 
 BATCHES = 4
-"""Distinct batches in turn: one batch again and again would find its rows in the caches."""
+"""Distinct batches in turn: the rows of a single batch would stay in the caches."""
 LEARNING_RATE = 0.01
 WARM_CACHE = 4
-"""Distinct rows looked up before a cache counts as warm, as multiples of what it holds."""
+"""Distinct rows looked up before a cache counts as warm, as a multiple of its rows."""
 MOST_WARMING = 400
-"""Batches."""
+"""Most batches to warm a cache."""
 
 PAGE_KIB = (4.0, 16.0, 64.0)
 TLB_MIB = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -115,7 +115,7 @@ DENSE = (
     *("backward_dense_table_us", "backward_dense_ns_per_weight", "backward_dense_ns_per_lookup"),
     *("backward_dense_ns_per_lookup_dim", "backward_dense_ns_per_row_dim"),
 )
-"""The same of the backward of dense gradients, beyond the cost of its launch."""
+"""Coefficients of the backward of dense gradients, beyond the cost of its launch."""
 UNPOOLED = {
     "forward": (
         *("forward_unpooled_table_us", "forward_unpooled_ns_per_lookup"),
@@ -127,15 +127,17 @@ UNPOOLED = {
         *("backward_unpooled_ns_per_row", "backward_unpooled_ns_per_row_dim"),
     ),
 }
-"""The same of lookups without pooling, beyond a call of cold code."""
+"""Coefficients of lookups without pooling, beyond a call of cold code."""
 
 
-# What is measured.
+# Points.
 
 
 def cpu_points(size: Size) -> list[Point]:
-    """Of one core: lookups, the first of them with other optimizers and with weights, others with
-    dense gradients, and without pooling."""
+    """Return the points of one core: lookups, plain, with dense gradients, and without pooling.
+
+    The first plain ones are repeated with other optimizers and with weights.
+    """
     variants = [
         Point("lookup_variant", {**p.params, "optimizer": optimizer, "weighted": weighted}, p.test)
         for optimizer, weighted in VARIANTS
@@ -150,12 +152,12 @@ def cpu_points(size: Size) -> list[Point]:
 
 
 def lookup_points(count: int) -> list[Point]:
-    """TBEs of one to twelve tables."""
+    """Return points of TBEs of one to twelve tables."""
     return sobol_points("lookup", count, 6, _lookup)
 
 
 def _drawn(rows: float, dim: int, pooling: float, alpha: float) -> dict[str, Any]:
-    """One table of a point."""
+    """Describe one table of a point."""
     pooling = round(max(pooling, 0.1), 2)
     return {"rows": round(rows), "dim": dim, "pooling": pooling, "alpha": round(alpha, 3)}
 
@@ -180,7 +182,7 @@ def _lookup(u: Coordinates, index: int) -> dict[str, Any]:
 
 
 def _dense(u: Coordinates, _: int) -> dict[str, Any]:
-    """Lookups whose gradient is dense, of tables as small as those that every rank copies."""
+    """Describe a lookup with a dense gradient, of tables small enough for a copy on every rank."""
     tables, batch, dim = whole(u[5], (1, 4)), whole(u[2], (128, 4096)), choice(DIMS, u[0])
     pooling = min(logarithmic(u[3], (1.0, 40.0)), MAX_IDS / 2 / (batch * tables))
     rows = min(logarithmic(u[1], (100, 2e5)), MAX_DENSE_BYTES / (dim * WEIGHT_BYTES * tables))
@@ -189,7 +191,7 @@ def _dense(u: Coordinates, _: int) -> dict[str, Any]:
 
 
 def _unpooled(u: Coordinates, _: int) -> dict[str, Any]:
-    """Lookups of sequences: one output row an id, tables of one width."""
+    """Describe a lookup of sequences: one output row an id, tables of one width."""
     tables, batch = whole(u[0], (1, 5)), whole(u[1], (32, 1024))
     length = min(logarithmic(u[2], (1.0, 50.0)), MAX_UNPOOLED_IDS / (batch * tables))
     dim, rows = choice(UNPOOLED_DIMS, u[4]), logarithmic(u[3], (1e3, 1e6))
@@ -198,11 +200,11 @@ def _unpooled(u: Coordinates, _: int) -> dict[str, Any]:
 
 
 def gpu_points(size: Size, device: Device) -> list[Point]:
-    """Lookups from device memory, over the host link, and through a cache.
+    """Return the points of lookups from device memory, over the host link, and through a cache.
 
-    Each varies what one constant of the kernel model depends on: batches from a fraction of a wave
-    to many, widths around a warp's, tables on both sides of the L2, skew, tables a launch, weights,
-    optimizers, and tables in host memory with and without a cache.
+    They vary all inputs of the kernel model: batches from a fraction of a wave to many, widths
+    around a warp's, tables below and above the L2, skew, tables a launch, data types, optimizers,
+    and tables in host memory with and without a cache.
     """
     most, uvm = MEMORY_SHARE * device.memory_bytes, UVM_SHARE * device.host_bytes
     few = max(size.lookups // UVM_EVERY, FEWEST_UVM)
@@ -226,7 +228,7 @@ def _launch(
     most_ids: int = MAX_GPU_IDS,
     alphas: tuple[float, ...] = GPU_ALPHAS,
 ) -> dict[str, Any]:
-    """One launch from a point of the unit cube; tables after the first differ from it."""
+    """Describe a launch by a point of the unit cube; tables after the first differ from it."""
     batch, tables = whole(u[0], (512, 65_536)), choice(GPU_TABLES, u[5])
     dtype, optimizer = choice(GPU_DTYPES, u[6]), choice(GPU_OPTIMIZERS, u[7])
     dim_at, alpha_at = int(u[1] * len(GPU_DIMS)), int(u[4] * len(alphas))
@@ -247,7 +249,7 @@ def _launch(
 
 
 def model_points(model: Workload, ranks: int) -> list[Point]:
-    """Every table of a model, one by one, for the samples of all ranks; every other is held out."""
+    """Return a point for every table of a model and the samples of all ranks; half are held out."""
     shape = {"model_sha": model.sha256, "batch_size": model.batch_size, "ranks": ranks}
     return [
         Point("model_lookup", {**shape, "table": key}, test=i % 2 == 1)
@@ -255,13 +257,13 @@ def model_points(model: Workload, ranks: int) -> list[Point]:
     ]
 
 
-# How it is measured.
+# Measurement.
 
 
 def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Rows ``forward`` and ``backward`` of one TBE.
+    """Measure rows ``forward`` and ``backward`` of one TBE.
 
-    Their facts: per table ``[rows, dim, bags, ids, distinct rows]``, means over the batches.
+    Their facts are per table ``[rows, dim, bags, ids, distinct rows]``, means over the batches.
     """
     launch = Launch(point.params, timer.device)
     return _measure_passes(
@@ -270,7 +272,7 @@ def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measureme
 
 
 def measure_dense_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """The same of a TBE whose backward makes a dense gradient and no step."""
+    """Measure a TBE whose backward makes a dense gradient and no step."""
     import torch
 
     launch = Launch({**point.params, "kernel": ComputeKernel.DENSE}, timer.device)
@@ -283,7 +285,7 @@ def measure_dense_lookup(point: Point, timer: Timer, seconds: float) -> list[Mea
 
 
 def measure_unpooled_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """The same of a TBE that gives a row for each id; its tables have one width."""
+    """Measure a TBE that gives a row for each id; its tables have one width."""
     import torch
 
     launch = Launch(point.params, timer.device)
@@ -303,14 +305,14 @@ def _measure_passes(
 
 
 def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Rows ``prefetch``, ``forward`` and ``backward`` of one TBE with a cache, facts as of lookups.
+    """Measure rows ``prefetch``, ``forward`` and ``backward`` of one TBE with a cache.
 
-    Every repeat looks up another batch, after as many others as fill the cache several times:
-    a ring of few batches would be in the cache as a whole, and fetch nothing.
+    Every repeat looks up a new batch, after batches that fill the cache several times: a ring of
+    few batches would lie in the cache as a whole, and fetch nothing.
     """
     launch = Launch(point.params, timer.device)
-    held = point.params["cache_load_factor"] * sum(table[0] for table in launch.facts)
-    warming = WARM_CACHE * held / max(sum(table[4] for table in launch.facts), 1.0)
+    cached_rows = point.params["cache_load_factor"] * sum(table[0] for table in launch.facts)
+    warming = WARM_CACHE * cached_rows / max(sum(table[4] for table in launch.facts), 1.0)
 
     def prefetch(_: int, arguments: Any) -> Any:
         launch.tbe.prefetch(*arguments[:2])
@@ -323,18 +325,18 @@ def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measureme
         lambda _, output: output.backward(launch.gradient),
     )
     for i in range(min(math.ceil(warming), MOST_WARMING)):
-        made: Any = None
+        value: Any = None
         for stage in stages:
-            made = stage(i, made)
+            value = stage(i, value)
     return rows_of_passes(point, sample_stages(timer, stages, seconds)[1:], tables=launch.facts)
 
 
 def measure_model_lookup(
     model: Workload, point: Point, timer: Timer, seconds: float
 ) -> list[Measurement]:
-    """Rows ``forward`` and ``backward`` of one whole table that serves the samples of all ranks.
+    """Measure rows ``forward`` and ``backward`` of one table for the samples of all ranks.
 
-    Facts as of a lookup with one table, and what else its kernels depend on.
+    The facts are those of a lookup with one table, and the other inputs of the kernel model.
     """
     import torch
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
@@ -347,9 +349,9 @@ def measure_model_lookup(
     ring = [batch.sparse[table.module] for batch in batch_ring(only, size=BATCHES)]
     inputs = []
     for sparse in ring:
-        given = sparse.to(timer.device)
-        weights = given.weights_or_none()
-        inputs.append((given.values(), given.offsets(), *(() if weights is None else (weights,))))
+        moved = sparse.to(timer.device)
+        weights = moved.weights_or_none()
+        inputs.append((moved.values(), moved.offsets(), *(() if weights is None else (weights,))))
     # TorchRec makes its SGD the exact one
     plain_sgd = table.optimizer == Optimizer.SGD
     optimizer = str(Optimizer.EXACT_SGD if plain_sgd else table.optimizer)
@@ -361,13 +363,13 @@ def measure_model_lookup(
         feature_table_map=[0] * len(table.features),
         pooling_mode=PoolingMode[table.pooling.upper()],
     )
-    gradients = [torch.full_like(tbe(*given), 1e-3) for given in inputs]
+    gradients = [torch.full_like(tbe(*arguments), 1e-3) for arguments in inputs]
 
     def forward(repeat: int) -> Any:
         i = repeat % BATCHES
         return tbe(*inputs[i]), gradients[i]
 
-    spent = sample_passes(timer, forward, lambda made: made[0].backward(made[1]), seconds)
+    spent = sample_passes(timer, forward, lambda output: output[0].backward(output[1]), seconds)
     ids = float(np.mean([sparse.values().numel() for sparse in ring]))
     distinct = float(np.mean([len(np.unique(sparse.values().numpy())) for sparse in ring]))
     bags = samples * len(table.features)
@@ -392,25 +394,25 @@ class Launch:
         self.params, self.device = params, device
         self.generator = torch.Generator(device).manual_seed(0)
         self._draws = [_ids_of(table, self.generator) for table in params["tables"]]
-        others: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if "cache_load_factor" in params:
-            others["cache_load_factor"] = params["cache_load_factor"]
+            options["cache_load_factor"] = params["cache_load_factor"]
         if not params.get("pooled", True):
             from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 
-            others["pooling_mode"] = PoolingMode.NONE
+            options["pooling_mode"] = PoolingMode.NONE
         self.tbe = make_tbe(
             [(table["rows"], table["dim"]) for table in params["tables"]],
             device,
             params.get("optimizer", OPTIMIZER),
             params.get("dtype", DTYPE),
             params.get("kernel", ComputeKernel.FUSED),
-            **others,
+            **options,
         )
 
     @cached_property
     def gradient(self) -> Any:
-        """Of the pooled outputs of all tables."""
+        """Gradient of the pooled outputs of all tables."""
         import torch
 
         width = sum(table["dim"] for table in self.params["tables"])
@@ -418,12 +420,12 @@ class Launch:
 
     @cached_property
     def ring(self) -> list[tuple[tuple[Any, ...], list[tuple[int, int]]]]:
-        """`BATCHES` of `draw`."""
+        """`BATCHES` batches of `draw`."""
         return [self.draw() for _ in range(BATCHES)]
 
     @cached_property
     def facts(self) -> list[list[float]]:
-        """``[tables, 5]``: rows, dim, bags; ids and distinct rows as counted in the ring."""
+        """Rows, dim, bags, and ids and distinct rows counted in the ring, ``[tables, 5]``."""
         means = np.mean([counts for _, counts in self.ring], axis=0)
         return [
             [table["rows"], table["dim"], self.params["batch"], *mean.tolist()]
@@ -431,8 +433,11 @@ class Launch:
         ]
 
     def draw(self) -> tuple[tuple[Any, ...], list[tuple[int, int]]]:
-        """One more batch: ids, offsets and, where ids are weighted, weights; and ids and distinct
-        rows of each table."""
+        """Draw one more batch.
+
+        Returns:
+            Ids, offsets and, if ids are weighted, weights; and ids and distinct rows of each table.
+        """
         import torch
 
         drawn = [draw(self.params["batch"]) for draw in self._draws]
@@ -446,8 +451,10 @@ class Launch:
 
 
 def _ids_of(params: dict[str, Any], generator: Any) -> Callable[[int], tuple[Any, Any]]:
-    """What draws ids and sizes of so many bags of a table; each bag has floor or ceil of the
-    pooling factor."""
+    """Return a function that draws ids and lengths of a number of bags of a table.
+
+    Each bag has floor or ceil of the pooling factor.
+    """
     import torch
 
     device, rows = generator.device, params["rows"]
@@ -478,12 +485,12 @@ def make_tbe(
     optimizer: str,
     dtype: str = DTYPE,
     kernel: str = ComputeKernel.FUSED,
-    **others: Any,
+    **options: Any,
 ) -> Any:
-    """A TBE of tables of these rows and widths.
+    """Make a TBE of tables with these rows and widths.
 
     Args:
-        others: further arguments of FBGEMM's class.
+        options: further arguments of FBGEMM's class.
     """
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -514,53 +521,53 @@ def make_tbe(
         learning_rate=LEARNING_RATE,
         weights_precision=SparseType(dtype),
         device=torch.device(device),
-        **others,
+        **options,
     )
-    # pages that nobody wrote are all the same page of zeros, and cheap to read
+    # unwritten pages all map to one page of zeros, which is cheap to read
     for weights in tbe.split_embedding_weights():
         weights.fill_(0.01)
     return tbe
 
 
-# What the rows of CPU ranks say.
+# Fit of CPU ranks.
 
 
-def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
-    """Every coefficient of the CPU's embedding model."""
-    embedding = made.profile.embedding
+def fit_cpu(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit every coefficient of the CPU's embedding model."""
+    embedding = draft.profile.embedding
     parts = {
-        part: made.of("lookup", part, test=False) + _of_model(made, part, test=False)
+        part: draft.of("lookup", part, test=False) + _of_model(draft, part, test=False)
         for part in PASSES
     }
     if not isinstance(embedding, CpuEmbedding):
-        return made
+        return draft
     if min(map(len, parts.values())) < FEWEST_PER_CONSTANT * len(BACKWARD):
-        return _fit_unpooled(made.kept("lookup") if any(parts.values()) else made, embedding)
+        return _fit_unpooled(draft.kept("lookup") if any(parts.values()) else draft, embedding)
     fitted = _best_on_grid(parts["forward"], parts["backward"], embedding)
     for part, names in zip(PASSES, (FORWARD, BACKWARD), strict=True):
-        test, count = made.of("lookup", part, test=True), len(parts[part])
-        mine, theirs = (lookup_errors(of, test, names) for of in (fitted, embedding))
-        made = made.error(f"lookup {part}", HeldOut(mine, count, times_ms(test)), theirs)
-        of_model = _of_model(made, part, test=True)
+        test, count = draft.of("lookup", part, test=True), len(parts[part])
+        mine, theirs = (lookup_errors(constants, test, names) for constants in (fitted, embedding))
+        draft = draft.error(f"lookup {part}", HeldOut(mine, count, times_ms(test)), theirs)
+        of_model = _of_model(draft, part, test=True)
         if of_model:
             errors = lookup_errors(fitted, of_model, names)
-            made = made.error(f"model's lookup {part}", HeldOut(errors, count))
-    fitted = fitted.model_copy(update=_variants(made, fitted))
-    # the launch in rows of dense gradients is a call of cold code; among other kernels it costs
-    # what a fused one does, so that it is no constant of its own
-    dense = made.of("lookup_dense", "backward")
+            draft = draft.error(f"model's lookup {part}", HeldOut(errors, count))
+    fitted = fitted.model_copy(update=_variants(draft, fitted))
+    # the launch in rows of dense gradients is a call of cold code; among other kernels it costs as
+    # much as a fused one, so that it has no constant of its own
+    dense = draft.of("lookup_dense", "backward")
     columns = lookup_columns(fitted, dense, DENSE)
-    made, costs = after_call(made, "lookup backward, dense gradient", dense, columns)
+    draft, costs = after_call(draft, "lookup backward, dense gradient", dense, columns)
     if costs is not None:
         fitted = fitted.model_copy(update=dict(zip(DENSE, costs.tolist(), strict=True)))
     rows = parts["forward"] + parts["backward"]
-    error = total([made.errors[f"lookup {part}"] for part in PASSES])
-    made = made.update(embedding=fitted).measured("embedding", rows, error, lookup_ranges(rows))
-    return _fit_unpooled(made, fitted)
+    error = total([draft.errors[f"lookup {part}"] for part in PASSES])
+    draft = draft.update(embedding=fitted).measured("embedding", rows, error, lookup_ranges(rows))
+    return _fit_unpooled(draft, fitted)
 
 
 def lookup_ranges(rows: Sequence[Measurement]) -> dict[str, list[float]]:
-    """What lookups of these rows range over."""
+    """Return the tables, ids, rows and widths of lookups, for the ranges of a profile."""
     launches = [row.facts["tables"] for row in rows]
     return {
         "tables": [len(tables) for tables in launches],
@@ -570,46 +577,47 @@ def lookup_ranges(rows: Sequence[Measurement]) -> dict[str, list[float]]:
     }
 
 
-def _of_model(made: CalibratedProfile, part: str, test: bool) -> list[Measurement]:
-    """Lookups of the given model's tables that the coefficients are for.
+def _of_model(draft: CalibratedProfile, part: str, test: bool) -> list[Measurement]:
+    """Return the lookups of the model's tables to which the coefficients apply.
 
-    Other optimizers, weights and types have factors of their own, or none.
+    Other optimizers, weights and types have separate factors, or none.
     """
     plain: dict[str, Any] = {"dtype": "fp32", "weighted": False, "pooled": True}
     if part == "backward":
         plain["optimizer"] = OPTIMIZER
-    rows = made.of("model_lookup", part, test)
+    rows = draft.of("model_lookup", part, test)
     return [row for row in rows if plain.items() <= row.facts.items()]
 
 
 def _best_on_grid(
     forward: Sequence[Measurement], backward: Sequence[Measurement], base: CpuEmbedding
 ) -> CpuEmbedding:
-    """``base`` with every coefficient fitted, at the grid point with the smallest loss."""
+    """Return ``base`` with every coefficient fitted, at the grid point with the smallest loss."""
     best, least = base, math.inf
     for page, tlb in itertools.product(PAGE_KIB, TLB_MIB):
-        found = base.model_copy(update={"page_kib": page, "tlb_mib": tlb})
+        candidate = base.model_copy(update={"page_kib": page, "tlb_mib": tlb})
         loss = 0.0
         for rows, names in ((forward, FORWARD), (backward, BACKWARD)):
-            solution = non_negative(lookup_columns(found, rows, names), times_ms(rows))
-            found = found.model_copy(update=dict(zip(names, solution.tolist(), strict=True)))
-            loss += mape(lookup_errors(found, rows, names))
+            solution = non_negative(lookup_columns(candidate, rows, names), times_ms(rows))
+            fitted = dict(zip(names, solution.tolist(), strict=True))
+            candidate = candidate.model_copy(update=fitted)
+            loss += mape(lookup_errors(candidate, rows, names))
         if loss < least - 1e-12:
-            best, least = found, loss
+            best, least = candidate, loss
     return best
 
 
 def lookup_columns(
     constants: CpuEmbedding, rows: Sequence[Measurement], names: Sequence[str]
 ) -> Array:
-    """``[rows, names]``: time in ms that one unit of each coefficient adds."""
+    """Return the time in ms that one unit of each coefficient adds, ``[rows, names]``."""
 
     def terms(table: Sequence[float]) -> list[float]:
         rows, dim, bags, ids, distinct = table
         touched = distinct * 1024 * constants.page_kib
         tlb = math.log1p(min(rows * dim * 4, touched) / units.mib(constants.tlb_mib))
         digits = math.ceil(math.log2(max(rows, 2)) / constants.sort_digit_bits)
-        known = {
+        unit_ms = {
             "us": units.us(1.0),
             "table_us": units.us(1.0),
             "ns_per_lookup": NS * ids,
@@ -622,22 +630,22 @@ def lookup_columns(
             "ns_per_weight": NS * rows * dim,
         }
         plain = (name.split("_", 1)[1] for name in names)
-        return [known[n.removeprefix("dense_").removeprefix("unpooled_")] for n in plain]
+        return [unit_ms[n.removeprefix("dense_").removeprefix("unpooled_")] for n in plain]
 
     if not rows:
         return np.zeros((0, len(names)))
     launches = [row.facts["tables"] for row in rows]
-    found = [np.sum([terms(table) for table in tables], axis=0) for tables in launches]
+    sums = [np.sum([terms(table) for table in tables], axis=0) for tables in launches]
     # the cost of a launch counts once for all its tables
     counts = np.array([[len(tables)] for tables in launches], dtype=np.float64)
     launch = np.array([name in ("forward_us", "backward_us") for name in names])
-    return np.array(found) * np.where(launch, 1.0 / counts, 1.0)
+    return np.array(sums) * np.where(launch, 1.0 / counts, 1.0)
 
 
 def predict_lookups(
     constants: CpuEmbedding, rows: Sequence[Measurement], names: Sequence[str]
 ) -> Array:
-    """Times ``[rows]`` in ms, as the kernel model gives them."""
+    """Predict times ``[rows]`` in ms by the kernel model."""
     coefficients = np.array([getattr(constants, name) for name in names])
     return np.asarray(lookup_columns(constants, rows, names) @ coefficients)
 
@@ -645,30 +653,30 @@ def predict_lookups(
 def lookup_errors(
     constants: CpuEmbedding, rows: Sequence[Measurement], names: Sequence[str]
 ) -> Array:
-    """Relative errors ``[rows]``."""
+    """Return the relative errors ``[rows]``."""
     return predict_lookups(constants, rows, names) / times_ms(rows) - 1.0
 
 
-def _variants(made: CalibratedProfile, embedding: CpuEmbedding) -> dict[str, float]:
-    """Backwards of another kind over what the kernel model gives: the median of each."""
-    rows = made.of("lookup_variant", "backward")
+def _variants(draft: CalibratedProfile, embedding: CpuEmbedding) -> dict[str, float]:
+    """Return the median of measured over predicted backwards for each variant."""
+    rows = draft.of("lookup_variant", "backward")
     kinds = {
         "backward_stateless": [r for r in rows if r.point.params["optimizer"] == "exact_sgd"],
         "backward_weighted": [r for r in rows if r.point.params["weighted"]],
     }
     return {
-        name: float(np.median(times_ms(some) / predict_lookups(embedding, some, BACKWARD)))
-        for name, some in kinds.items()
-        if some
+        name: float(np.median(times_ms(group) / predict_lookups(embedding, group, BACKWARD)))
+        for name, group in kinds.items()
+        if group
     }
 
 
-def _fit_unpooled(made: CalibratedProfile, embedding: CpuEmbedding) -> CalibratedProfile:
-    """Lookups without pooling; their tables have one width."""
+def _fit_unpooled(draft: CalibratedProfile, embedding: CpuEmbedding) -> CalibratedProfile:
+    """Fit lookups without pooling; their tables have one width."""
     for part, names in UNPOOLED.items():
-        rows = made.of("lookup_unpooled", part)
+        rows = draft.of("lookup_unpooled", part)
         columns = lookup_columns(embedding, rows, names)
-        made, costs = after_call(made, f"lookup {part}, unpooled", rows, columns)
+        draft, costs = after_call(draft, f"lookup {part}, unpooled", rows, columns)
         if costs is not None:
-            made = made.constants("embedding", **dict(zip(names, costs.tolist(), strict=True)))
-    return made
+            draft = draft.constants("embedding", **dict(zip(names, costs.tolist(), strict=True)))
+    return draft

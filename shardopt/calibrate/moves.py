@@ -1,7 +1,7 @@
 """Memory-bound ops: streaming kernels, copies to the device, ids into buckets, columns side by
 side, functions of every element.
 
-They give the memory and elementwise groups. A CPU has one bandwidth for all levels of memory.
+They determine the memory and elementwise groups. A CPU has one bandwidth for all levels of memory.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from shardopt.measure.sampling import Timer, sample_gradients
 
 ELEMENTWISE_OPS = ("clone", "relu", "add", "cat")
 GPU_OCTAVES = 3
-"""More than a CPU's of elementwise kernels: GPUs have more memory to fill."""
+"""Octaves of elementwise kernels beyond a CPU's: GPUs have more memory to fill."""
 COPY_OCTAVES = (10, 29)
 STREAMED_MIB = (384, 512, 640, 768, 896, 1024)
-"""Read once from one end to the other: several times any L2."""
+"""Sizes of memory read once: several times any L2."""
 BATCH = (64, 4096)
 """Samples of a rank."""
 MAX_IDS, ROWS = 200_000, 100_000
@@ -68,16 +68,15 @@ FUNCTIONS = {
 }
 """Function -> PyTorch's ops of its forward and backward."""
 FUNCTION_OCTAVES = (14, 17, 20)
-"""Of elements: with the core's own caches and beyond them."""
+"""Octaves of elements: within the core's own caches and beyond them."""
 FUNCTION_BYTES = (8, 12)
-"""Read and written an element, forward and backward."""
+"""Bytes read and written an element, forward and backward."""
 SOFTMAX_WIDTH = 32
 FORMS = ("whole", "sliced", "turned")
-"""How the operands of a concatenation lie: on their own, as columns of a wider matrix, or with
-rows and columns exchanged."""
+"""Operands of a concatenation: separate, columns of a wider matrix, or transposed."""
 JOINED_BYTES = 8
 BUCKET_PASSES = 4
-"""Reading and writing ids twice, as the iteration graph has it."""
+"""Passes over ids: they are read and written twice, as in the iteration graph."""
 LONG_BYTES, FLOAT_BYTES = 8, 4
 HBM = FreeConstant("memory", "hbm_gb_s", 1.0, 1e6)
 DDR = FreeConstant("memory", "ddr_gb_s", 0.5, 1e6)
@@ -93,7 +92,7 @@ COPIES = (
 )
 
 
-# What is measured.
+# Points.
 
 
 def cpu_points(size: Size) -> list[Point]:
@@ -116,7 +115,7 @@ def cpu_points(size: Size) -> list[Point]:
 
 
 def gpu_points(size: Size, device: Device) -> list[Point]:
-    """Of one GPU, within its memory."""
+    """Return the points of one GPU, within its memory."""
     low, high = size.elementwise_octaves
     moves = _elementwise_points(low, high + GPU_OCTAVES)
     return [
@@ -162,11 +161,11 @@ def _joined(form: str, u: Coordinates, _: int) -> dict[str, Any]:
     return {"form": form, "pieces": pieces, "rows": rows, "width": width}
 
 
-# How it is measured.
+# Measurement.
 
 
 def measure_elementwise(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """A kernel that does little but move memory; its fact is the bytes read and written."""
+    """Measure a memory-bound kernel; its fact is the bytes read and written."""
     import torch
 
     size = point.params["bytes"]
@@ -184,7 +183,7 @@ def measure_elementwise(point: Point, timer: Timer, seconds: float) -> list[Meas
 
 
 def measure_streaming(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Memory read once, and next to nothing written."""
+    """Measure a kernel that reads memory once and writes next to nothing."""
     import torch
 
     x = torch.ones(point.params["bytes"] // 4, device=timer.device)
@@ -192,19 +191,19 @@ def measure_streaming(point: Point, timer: Timer, seconds: float) -> list[Measur
 
 
 def measure_copy_h2d(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """A copy from page-locked host memory to the device."""
+    """Measure a copy from page-locked host memory to the device."""
     import torch
 
     there = torch.empty(point.params["bytes"] // 4, device=timer.device)
     here = torch.ones(there.shape, pin_memory=timer.device == "cuda")
-    taken = timer.samples(lambda: there.copy_(here, non_blocking=True), seconds)
-    return [row_of_samples(point, taken)]
+    samples = timer.samples(lambda: there.copy_(here, non_blocking=True), seconds)
+    return [row_of_samples(point, samples)]
 
 
 def measure_jagged(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Ids of a KeyedJaggedTensor put into buckets, as row-wise shards need it.
+    """Measure the bucketizing of a KeyedJaggedTensor's ids for row-wise shards.
 
-    Facts: features, bags, ids, and their bytes once.
+    Facts: features, bags, ids, and the bytes of one pass over them.
     """
     import torch
 
@@ -242,7 +241,7 @@ def measure_jagged(point: Point, timer: Timer, seconds: float) -> list[Measureme
 
 
 def measure_pooled(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Pooled embeddings joined, or taken apart; facts: pieces, and the bytes of all together."""
+    """Measure concatenation or split of pooled embeddings; facts: pieces, and bytes of all."""
     import torch
 
     dims, batch = point.params["dims"], point.params["batch"]
@@ -257,20 +256,20 @@ def measure_pooled(point: Point, timer: Timer, seconds: float) -> list[Measureme
 
 
 def measure_function(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """A function of every element, and its gradient."""
+    """Measure an elementwise function and its gradient."""
     import torch
     from torch.nn import functional
 
     op, elements = point.params["op"], point.params["elements"]
     x = torch.linspace(-3.0, 3.0, elements, device=timer.device)
     x = x.view(-1, SOFTMAX_WIDTH).clone().requires_grad_()
-    given = {"dim": -1} if op == "softmax" else {}
+    options = {"dim": -1} if op == "softmax" else {}
     call = getattr(functional, op)
-    return rows_of_passes(point, sample_gradients(timer, lambda: call(x, **given), [x], seconds))
+    return rows_of_passes(point, sample_gradients(timer, lambda: call(x, **options), [x], seconds))
 
 
 def measure_concatenation(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Matrices joined along their last dimension."""
+    """Measure the concatenation of matrices along their last dimension."""
     import torch
 
     p = point.params
@@ -285,15 +284,17 @@ def measure_concatenation(point: Point, timer: Timer, seconds: float) -> list[Me
     return [row_of_samples(point, timer.samples(lambda: torch.cat(parts, dim=1), seconds))]
 
 
-# What the rows of CPU ranks say.
+# Fit of CPU ranks.
 
 
-def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
-    """Floor and bandwidth, which every level of memory has; then what columns, ids in buckets and
-    functions take beyond streaming."""
-    fit, test = made.fit_and_test("elementwise")
+def fit_cpu(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit floor and bandwidth, the same for every level of memory, and costs beyond streaming.
+
+    The latter are those of columns, of ids in buckets, and of functions.
+    """
+    fit, test = draft.fit_and_test("elementwise")
     if len(fit) < FEWEST:
-        return _fit_dense_parts(made)
+        return _fit_dense_parts(draft)
     floor_us, gb_s = _stream(fit)
 
     def errors(gb_s: float) -> Array:
@@ -301,160 +302,160 @@ def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
         return np.asarray(predicted / times_ms(test) - 1.0)
 
     held_out = HeldOut(errors(gb_s), len(fit))
-    made = made.error("elementwise", held_out, errors(made.profile.memory.hbm_gb_s))
-    # the rows' own floor is that of a call after other memory was read, which displaces code as
-    # well: among others of its like a kernel takes at most a small op in a loop
-    small = made.of("host")
+    draft = draft.error("elementwise", held_out, errors(draft.profile.memory.hbm_gb_s))
+    # the rows' own floor is that of a call after other memory was read, which displaces code too:
+    # among similar kernels a kernel takes at most as long as a small op in a loop
+    small = draft.of("host")
     levels = dict.fromkeys(("hbm_gb_s", "l2_gb_s", "host_link_gb_s", "ddr_gb_s"), gb_s)
-    made = made.constants("memory", **levels).constants(
+    draft = draft.constants("memory", **levels).constants(
         "elementwise",
         efficiency=1.0,
         floor_us=min(floor_us, small[0].median_us) if small else floor_us,
         ramp_us=0.0,
         fused_bias=False,
-        **_small_moves(made, gb_s, floor_us),
+        **_small_moves(draft, gb_s, floor_us),
     )
     sizes = {"bytes_moved": moved_bytes(fit + test)}
-    made = made.measured("elementwise", fit, held_out, sizes)
-    return _fit_dense_parts(made.measured("memory", fit, held_out, sizes))
+    draft = draft.measured("elementwise", fit, held_out, sizes)
+    return _fit_dense_parts(draft.measured("memory", fit, held_out, sizes))
 
 
-def cold_call_us(made: CalibratedProfile) -> float:
-    """What a row of a small op has beyond its data: a call of code that lies in no cache."""
-    fit = made.of("elementwise", test=False)
+def cold_call_us(draft: CalibratedProfile) -> float:
+    """Return the time of a small op beyond its data: a call of code that lies in no cache."""
+    fit = draft.of("elementwise", test=False)
     return _stream(fit)[0] if len(fit) >= FEWEST else 0.0
 
 
 def moved_bytes(rows: Sequence[Measurement]) -> Array:
-    """Bytes read and written, of elementwise points and of copies, ``[rows]``."""
+    """Return the bytes read and written by elementwise points and copies, ``[rows]``."""
     moved = (row.facts.get("bytes_moved", row.point.params["bytes"]) for row in rows)
     return np.array(list(moved), dtype=np.float64)
 
 
 def _stream(rows: Sequence[Measurement]) -> tuple[float, float]:
-    """``(floor_us, gb_s)`` of ``t = floor + bytes / bandwidth``."""
+    """Fit ``(floor_us, gb_s)`` of ``t = floor + bytes / bandwidth``."""
     columns = np.column_stack((np.ones(len(rows)), moved_bytes(rows)))
     floor, per_byte = non_negative(columns, times_ms(rows))
     bandwidth = 1.0 / max(float(per_byte), 1e-15)
     return float(floor) / units.us(1.0), bandwidth / units.gb_per_s(1.0)
 
 
-def _small_moves(made: CalibratedProfile, gb_s: float, call_us: float) -> dict[str, float]:
-    """Copies of columns as TorchRec and the interaction make them, and ids into buckets."""
-    found = {}
+def _small_moves(draft: CalibratedProfile, gb_s: float, call_us: float) -> dict[str, float]:
+    """Fit copies of columns, as TorchRec and the interaction make them, and ids into buckets."""
+    constants = {}
     copied = [
         row
         for part, op in zip(PASSES, POOLED, strict=True)
-        for row in made.of("pooled", part)
+        for row in draft.of("pooled", part)
         if row.point.params["op"] == op
     ]
     if len(copied) >= FEWEST:
-        # a call, a piece, a byte; the facts count what is copied, not its reading and writing
+        # a call, a piece, a byte; the facts count bytes once, reading and writing are passes
         shape = [(1.0, r.facts["pieces"], COPY_PASSES * r.facts["bytes"]) for r in copied]
         per_byte = non_negative(shape, np.array([r.median_us for r in copied]))[2]
-        found["columns"] = float(np.clip(1e-3 / max(per_byte, 1e-9) / gb_s, 1e-3, 1.0))
+        constants["columns"] = float(np.clip(1e-3 / max(per_byte, 1e-9) / gb_s, 1e-3, 1.0))
     each = [
         (row.median_us - call_us) * 1e3 / row.facts["ids"] - BUCKET_PASSES * INDEX_BYTES / gb_s
-        for row in made.of("jagged")
+        for row in draft.of("jagged")
         if row.point.params["op"] == "bucketize"
     ]
     if each:
-        found["bucketize_ns_per_id"] = max(0.0, float(np.median(each)))
-    return found
+        constants["bucketize_ns_per_id"] = max(0.0, float(np.median(each)))
+    return constants
 
 
-def _fit_dense_parts(made: CalibratedProfile) -> CalibratedProfile:
-    """Functions and concatenations of dense parts that are no DLRM's, where they were measured."""
-    streaming = made.profile.streaming
+def _fit_dense_parts(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit functions and concatenations, for dense parts other than a DLRM's, where measured."""
+    streaming = draft.profile.streaming
     each: dict[str, float] = {}
     for i, part in enumerate(PASSES):
         for name, ops in FUNCTIONS.items():
-            rows = [r for r in made.of("function", part) if r.point.params["op"] == name]
+            rows = [r for r in draft.of("function", part) if r.point.params["op"] == name]
             times = {r.point.params["elements"]: r.median_us * units.us(1.0) for r in rows}
             if len(times) > 1:
                 slope = (times[max(times)] - times[min(times)]) / (max(times) - min(times))
                 each[ops[i]] = max(0.0, (slope - FUNCTION_BYTES[i] / streaming) / NS)
     if each:
-        made = made.constants("elementwise", math_ns=each)
-    streamed = JOINED_BYTES / (streaming * made.profile.elementwise.columns)
+        draft = draft.constants("elementwise", math_ns=each)
+    streamed = JOINED_BYTES / (streaming * draft.profile.elementwise.columns)
     for form in ("sliced", "turned"):
-        some = [r for r in made.of("concatenation") if r.point.params["form"] == form]
-        shapes = (r.point.params for r in some)
+        chosen = [r for r in draft.of("concatenation") if r.point.params["form"] == form]
+        shapes = (r.point.params for r in chosen)
         elements = [[float(p["pieces"] * p["rows"] * p["width"])] for p in shapes]
-        made, costs = after_call(made, f"concatenation, {form}", some, elements)
+        draft, costs = after_call(draft, f"concatenation, {form}", chosen, elements)
         if costs is not None:
             beyond = max(0.0, (costs[0] - streamed) / NS)
-            made = made.constants("elementwise", **{f"{form}_ns_per_element": beyond})
-    return made
+            draft = draft.constants("elementwise", **{f"{form}_ns_per_element": beyond})
+    return draft
 
 
-# What the rows of a GPU say.
+# Fit of a GPU.
 
 
 def predict_streaming(hw: HardwareProfile, rows: Sequence[Measurement]) -> Array:
-    """Times ``[rows]`` in ms of kernels that only read, from memory much larger than the L2."""
+    """Predict times ``[rows]`` in ms of kernels that only read memory much larger than the L2."""
     return moved_bytes(rows) / hw.memory.hbm
 
 
 def predict_moves(hw: HardwareProfile, rows: Sequence[Measurement]) -> Array:
-    """Times ``[rows]`` in ms of memory-bound kernels."""
+    """Predict times ``[rows]`` in ms of memory-bound kernels."""
     return memory_ms(hw, moved_bytes(rows))
 
 
 def predict_copies(hw: HardwareProfile, rows: Sequence[Measurement]) -> Array:
-    """Times ``[rows]`` in ms of copies to the device."""
+    """Predict times ``[rows]`` in ms of copies to the device."""
     return copy_h2d_ms(hw, moved_bytes(rows))
 
 
-def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
-    """The memory's bandwidth, which all other kernels use; then how kernels and copies reach it."""
-    fit, test = made.fit_and_test("streaming")
+def fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit the memory's bandwidth, which all other kernels use; then kernels and copies."""
+    fit, test = draft.fit_and_test("streaming")
     if fit:
-        # the bandwidth that reading reaches; efficiencies of other kernels are shares of it
+        # the bandwidth of reading; efficiencies of other kernels are shares of it
         rate = float(np.median(moved_bytes(fit) / times_ms(fit))) / units.gb_per_s(1.0)
-        found = FittedProfile(HBM.put(made.profile, rate), (HBM,), ())
-        found = found.unless_worse("hbm_gb_s", made.profile, *rows_of(predict_streaming, test))
-        made = made.take(found).score("streaming", fit, test, predict_streaming)
-        if found.fitted:
-            said = "; all as in the base profile but hbm_gb_s"
-            made = made.measured("memory", fit, made.errors["streaming"], also=said)
-    fit, test = made.fit_and_test("elementwise")
+        result = FittedProfile(HBM.put(draft.profile, rate), (HBM,), ())
+        result = result.unless_worse("hbm_gb_s", draft.profile, *rows_of(predict_streaming, test))
+        draft = draft.take(result).score("streaming", fit, test, predict_streaming)
+        if result.fitted:
+            note = "; all as in the base profile but hbm_gb_s"
+            draft = draft.measured("memory", fit, draft.errors["streaming"], also=note)
+    fit, test = draft.fit_and_test("elementwise")
     if len(fit) >= FEWEST:
-        found = fit_free(made.profile, MOVES, partial(predict_moves, rows=fit), times_ms(fit))
-        found = found.unless_worse("elementwise", made.profile, *rows_of(predict_moves, test))
-        made = made.take(found).score("elementwise", fit, test, predict_moves)
-        error, sizes = made.errors["elementwise"], {"bytes_moved": moved_bytes(fit + test)}
-        if found.fitted:
-            made = made.measured("elementwise", fit, error, sizes, found.kept_text)
-    fit, test = made.fit_and_test("copy_h2d")
+        result = fit_free(draft.profile, MOVES, partial(predict_moves, rows=fit), times_ms(fit))
+        result = result.unless_worse("elementwise", draft.profile, *rows_of(predict_moves, test))
+        draft = draft.take(result).score("elementwise", fit, test, predict_moves)
+        error, sizes = draft.errors["elementwise"], {"bytes_moved": moved_bytes(fit + test)}
+        if result.fitted:
+            draft = draft.measured("elementwise", fit, error, sizes, result.kept_text)
+    fit, test = draft.fit_and_test("copy_h2d")
     if len(fit) < FEWEST:
-        return made
+        return draft
     # host memory is at least as fast as the measured link, so its bandwidth is raised to it
-    known = DDR.value(made.profile)
-    unbound = DDR.put(made.profile, COPIES[0].high)
-    found = fit_free(unbound, COPIES, partial(predict_copies, rows=fit), times_ms(fit))
-    link = COPIES[0].value(found.hw) if COPIES[0] in found.fitted else known
-    found = replace(found, hw=DDR.put(found.hw, max(known, link)))
-    found = found.unless_worse("host link", made.profile, *rows_of(predict_copies, test))
-    made = made.take(found).score("copy_h2d", fit, test, predict_copies)
-    said = "host_link_gb_s and host_link_latency_us of copies"
-    return extend_memory(made, found, said, fit, made.errors["copy_h2d"])
+    ddr_gb_s = DDR.value(draft.profile)
+    unbound = DDR.put(draft.profile, COPIES[0].high)
+    result = fit_free(unbound, COPIES, partial(predict_copies, rows=fit), times_ms(fit))
+    link = COPIES[0].value(result.hw) if COPIES[0] in result.fitted else ddr_gb_s
+    result = replace(result, hw=DDR.put(result.hw, max(ddr_gb_s, link)))
+    result = result.unless_worse("host link", draft.profile, *rows_of(predict_copies, test))
+    draft = draft.take(result).score("copy_h2d", fit, test, predict_copies)
+    note = "host_link_gb_s and host_link_latency_us of copies"
+    return extend_memory(draft, result, note, fit, draft.errors["copy_h2d"])
 
 
 def extend_memory(
-    made: CalibratedProfile,
-    found: FittedProfile,
-    what: str,
+    draft: CalibratedProfile,
+    result: FittedProfile,
+    name: str,
     fit: Sequence[Measurement],
     held_out: HeldOut,
 ) -> CalibratedProfile:
-    """More constants of the memory group, whose error stays that of streaming kernels."""
-    if not any(constant.group == "memory" for constant in found.fitted):
-        return made
-    if "memory" not in made.groups:
-        return made.measured(
-            "memory", fit, held_out, also=f"; all as in the base profile but {what}"
+    """Add constants to the memory group, whose error stays that of streaming kernels."""
+    if not any(constant.group == "memory" for constant in result.fitted):
+        return draft
+    if "memory" not in draft.groups:
+        return draft.measured(
+            "memory", fit, held_out, also=f"; all as in the base profile but {name}"
         )
-    provenance = made.profile.memory.provenance
-    said = provenance.model_copy(update={"source": f"{provenance.source}, {what}"})
-    return made.constants("memory", provenance=said)
+    provenance = draft.profile.memory.provenance
+    extended = provenance.model_copy(update={"source": f"{provenance.source}, {name}"})
+    return draft.constants("memory", provenance=extended)

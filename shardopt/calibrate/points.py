@@ -1,4 +1,4 @@
-"""What a calibration can measure: few points, placed by a Sobol sequence over what users have.
+"""Points of a calibration: few, placed by a Sobol sequence over the range of real models.
 
 The points of a quick calibration are the first ones of the full design, so that it can be extended.
 Every fifth point is a test point: it is measured like the others and never fitted.
@@ -25,16 +25,16 @@ TOGETHER = ("reference", "collective", "iteration")
 """Families that need all ranks."""
 Kind = TypeVar("Kind")
 Coordinates = NDArray[np.float64]
-"""Of a point in the unit cube."""
+"""Coordinates of a point in the unit cube."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured: points a family, and seconds a point (kernels) or rounds.
+    """Extent of a calibration: points a family, and seconds a point (kernels) or rounds.
 
     Args:
-        ops: points an op around the lookups and the GEMMs.
-        variants: lookups measured with each other optimizer.
+        ops: points for each op around the lookups and the GEMMs.
+        variants: lookups measured with each further optimizer.
         reference_calls: of the reference kernels, each time.
     """
 
@@ -53,23 +53,23 @@ class Size:
 QUICK = Size(112, 64, (12, 25), (8, 24), 0.5, 40, 10, 3, 30, 3)
 FULL = Size(320, 128, (12, 27), (8, 26), 1.2, 60, 20, 6, 100, 6)
 BRIEF = replace(QUICK, iteration_rounds=10)
-"""Of the host alone: ten rounds of each near-empty iteration, well under a minute."""
+"""Size for the host alone: ten rounds of each near-empty iteration, well under a minute."""
 TINY = Size(8, 8, (14, 17), (10, 15), 0.02, 3, 2, 1, 1, 1)
-"""For tests of the machinery: seconds, and constants that mean nothing."""
+"""Size for tests of the machinery: it takes seconds, and its constants mean nothing."""
 
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """What to calibrate.
+    """Settings of a calibration.
 
     Args:
-        rows: where rows are kept; what it already holds is not measured again.
-        link: that collectives go over, each rank a host; None: within this machine.
-        model: whose tables are looked up too.
-        hosts: that the ranks lie on.
+        rows: file of rows; points that it already holds are not measured again.
+        link: emulated link of the collectives, each rank a host; None: within this machine.
+        model: its tables are looked up too.
+        hosts: number of hosts.
         runtime: of the ranks.
-        only: the one group that is measured; None: all.
-        minutes: after which no more points are begun; None: when all are measured.
+        only: the one group to measure; None: all.
+        minutes: time after which no point is begun; None: no limit.
     """
 
     backend: str
@@ -85,13 +85,13 @@ class CalibrationSettings:
 
     @property
     def link_gbit_s(self) -> float | None:
-        """As points carry it."""
+        """Bandwidth of the link in Gbit/s, as in the params of points."""
         return None if self.link is None else self.link.gbit_s
 
 
 @dataclass(frozen=True)
 class Device:
-    """What limits the points of a GPU: bytes of its memory, and of its host's."""
+    """Limits of the points of a GPU: bytes of its memory, and of its host's."""
 
     memory_bytes: int
     host_bytes: int
@@ -99,11 +99,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Point:
-    """One thing to measure.
+    """One configuration to measure.
 
     Args:
-        family: what is measured, such as lookup; says how, and which parts a point has.
-        params: what names it within its family; JSON types only.
+        family: such as lookup; determines the measurement and the parts of a point.
+        params: identify the point within its family; JSON types only.
         test: held out of every fit.
     """
 
@@ -113,10 +113,10 @@ class Point:
 
 
 def sobol(count: int, dims: int) -> Coordinates:
-    """The first points of a Sobol sequence in [0, 1), shape ``[count, dims]``; always the same."""
+    """Return the first points of a Sobol sequence in [0, 1), ``[count, dims]``; deterministic."""
     from scipy.stats import qmc
 
-    # the sequence starts in the corner of the range, which says least
+    # the sequence starts in the corner of the range, the least informative point
     exponent = int(np.ceil(np.log2(count + 1)))
     sequence = qmc.Sobol(dims, scramble=False).random_base2(exponent)
     return np.asarray(sequence)[1 : count + 1]
@@ -125,26 +125,26 @@ def sobol(count: int, dims: int) -> Coordinates:
 def sobol_points(
     family: str, count: int, dims: int, params: Callable[[Coordinates, int], dict[str, Any]]
 ) -> list[Point]:
-    """Points of a family; ``params`` of each come from its coordinates and its number."""
+    """Return points of a family; ``params`` maps coordinates and index to the params of a point."""
     return [Point(family, params(u, i), is_test(i)) for i, u in enumerate(sobol(count, dims))]
 
 
 def is_test(index: int) -> bool:
-    """Whether the point of this number is held out."""
+    """Return True if the point with this index is held out."""
     return index % TEST_EVERY == TEST_EVERY - 1
 
 
 def logarithmic(u: float, span: tuple[float, float]) -> float:
-    """``u`` in [0, 1) onto a logarithmic range."""
+    """Map ``u`` in [0, 1) onto a logarithmic range."""
     low, high = span
     return float(low * (high / low) ** float(u))
 
 
 def whole(u: float, span: tuple[float, float]) -> int:
-    """As `logarithmic`, to the nearest whole number."""
+    """Map ``u`` in [0, 1) onto a logarithmic range of whole numbers."""
     return round(logarithmic(u, span))
 
 
 def choice(kinds: Sequence[Kind], u: float) -> Kind:
-    """Of a point's own coordinate: the bits of its number are those of the other coordinates."""
+    """Choose by the point's own coordinate; the bits of its index belong to other coordinates."""
     return kinds[int(u * len(kinds))]

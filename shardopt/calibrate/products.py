@@ -1,6 +1,6 @@
-"""Products of matrices: one by one, in batches as the interaction and attention have them, fused.
+"""Products of matrices: single, fused, and in batches as in the interaction and in attention.
 
-They give the gemm group, and what picking pairs from an interaction takes.
+They determine the gemm group, and the cost of picking pairs in an interaction.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ CPU_DTYPES = ("fp32", "fp32", "bf16")
 GPU_DTYPES = ("fp32", "tf32", "fp16", "bf16")
 TORCH_DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LAYOUTS = ("nn", "nt", "tn")
-"""Of forward and backward."""
+"""Layouts of forward and backward."""
 MAX_DOTS = 2**22
-"""Of the dot products of an interaction's batch, both halves of the square."""
+"""Most dot products of an interaction's batch, counting both halves of the square."""
 COUNT = (32, 1024)
-"""Of products in a batch: samples times heads."""
+"""Range of products in a batch: samples times heads."""
 MAX_BATCHED_MACS = 1e8
 BATCH_LAYOUTS = (*LAYOUTS, "outer")
 TILES = ((8, 16), (16, 16), (16, 32), (32, 32), (64, 32), (64, 64))
 """Register and cache blocks of CPU libraries: sizes are rounded up to them."""
 ROWS_PER_FIT = 900
-"""A sample suffices for five constants; it is drawn with a fixed seed."""
+"""Most rows of a fit of five constants; the sample is drawn with a fixed seed."""
 FREE = (
     FreeConstant("gemm", "prologue_k", 1.0, 2000.0),
     FreeConstant("gemm", "floor_us", 0.2, 50.0),
@@ -86,19 +86,22 @@ FREE = (
 """Constants of a GPU's products, besides a rate for every data type in the rows."""
 TFLOPS = (0.1, 20_000.0)
 ADDED_PASSES = 5
-"""Of the gradients of both operands, which are written and added."""
+"""Passes to write and add the gradients of both operands."""
 CALLS_OF_DOT = 3
-"""Stacking, picking and concatenating, apart from the product."""
+"""Calls beside the product: stacking, picking and concatenating."""
 ATTENTION_FLOP = (4, 10)
-"""Over a score and an element of a head's width, as the cost model counts them."""
+"""Operations per score and element of a head's width, as the cost model counts them."""
 
 
-# What is measured.
+# Points.
 
 
 def cpu_points(size: Size) -> list[Point]:
-    """Of one core: multiplications of MLPs in the layouts of forward and backward; interactions,
-    the batched products of attention and mixtures, and fused attention."""
+    """Return the points of one core.
+
+    They are products of MLPs in the layouts of forward and backward, interactions, the batched
+    products of attention and mixtures of experts, and fused attention.
+    """
 
     def gemm(u: Coordinates, i: int) -> dict[str, Any]:
         # a stride prime to the layouts and to the test points
@@ -118,7 +121,7 @@ def cpu_points(size: Size) -> list[Point]:
 
 
 def gpu_points(size: Size, device: Device) -> list[Point]:
-    """Multiplications in every data type; tf32 is fp32 with the tensor cores allowed."""
+    """Return products in every data type; tf32 is fp32 with the tensor cores allowed."""
 
     def params(u: Coordinates, _: int) -> dict[str, Any]:
         how = {"dtype": choice(GPU_DTYPES, u[3]), "layout": choice(LAYOUTS, u[4])}
@@ -128,7 +131,7 @@ def gpu_points(size: Size, device: Device) -> list[Point]:
 
 
 def model_points(model: Workload) -> list[Point]:
-    """Products of a model's dense part, of forward and backward; every other one is held out."""
+    """Return the products of a model's dense part, forward and backward; half are held out."""
     if isinstance(model.dense, MeasuredDense):
         return []
     program, data_type = dense_program(model), model.dense.data_type
@@ -160,14 +163,17 @@ def _interaction(op: str, u: Coordinates, _: int) -> dict[str, Any]:
 
 
 def _history(u: Coordinates) -> tuple[float, int, int]:
-    """Samples times heads, items of a history, width of a head."""
+    """Return samples times heads, items of a history, and width of a head."""
     length, width = whole(u[1], (8, 64)), whole(u[2], (8, 64))
     return min(logarithmic(u[0], COUNT), MAX_BATCHED_MACS / (length**2 * width)), length, width
 
 
 def _batch_points(count: int) -> list[Point]:
-    """Scores and values of attention, and the gradients of both; the same of mixtures of experts,
-    whose products have one row each."""
+    """Return the batched products of attention and of mixtures of experts.
+
+    They are scores and values of attention and their gradients, and the same for mixtures, whose
+    products have one row each.
+    """
     shapes = []
     for i, u in enumerate(sobol(count, dims=3)):
         heads, length, width = _history(u)
@@ -190,31 +196,31 @@ def _batch_points(count: int) -> list[Point]:
 
 
 def _attention(u: Coordinates, _: int) -> dict[str, int]:
-    """Fused, with a mask."""
+    """Describe fused attention with a mask."""
     heads = choice((1, 2, 4), u[3])
     together, length, width = _history(u)
     batch = max(1, round(together / heads))
     return {"batch": batch, "heads": heads, "length": length, "width": width}
 
 
-# How it is measured.
+# Measurement.
 
 
 def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """``[m, k] @ [k, n]``, operands laid out as a linear layer's forward or backward has them."""
+    """Measure ``[m, k] @ [k, n]``, laid out as in a linear layer's forward or backward."""
     import torch
 
     a, b = _operands(point.params, (), timer.device)
-    # tf32 is how a GPU multiplies fp32 when it is told to
+    # tf32: a GPU's lower precision of fp32 products, on request
     narrow = point.params["dtype"] == "tf32"
     torch.set_float32_matmul_precision("high" if narrow else "highest")
-    taken = timer.samples(lambda: torch.mm(a, b), seconds)
+    samples = timer.samples(lambda: torch.mm(a, b), seconds)
     torch.set_float32_matmul_precision("highest")
-    return [row_of_samples(point, taken)]
+    return [row_of_samples(point, samples)]
 
 
 def measure_product(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """``count`` products ``[m, k] @ [k, n]``."""
+    """Measure ``count`` products ``[m, k] @ [k, n]``."""
     import torch
 
     a, b = _operands(point.params, (point.params["count"],), timer.device)
@@ -222,22 +228,22 @@ def measure_product(point: Point, timer: Timer, seconds: float) -> list[Measurem
 
 
 def _operands(p: Mapping[str, Any], batch: tuple[int, ...], device: str) -> tuple[Any, Any]:
-    """Both of a product; what the layout turns lies with rows and columns exchanged."""
+    """Make both operands of a product, transposed in memory as the layout says."""
     import torch
 
     dtype = getattr(torch, TORCH_DTYPES[p.get("dtype", "fp32")])
 
     def operand(rows: int, columns: int, turned: bool) -> Any:
         shape = (columns, rows) if turned else (rows, columns)
-        made = torch.randn((*batch, *shape), device=device).to(dtype)
-        return made.transpose(-1, -2) if turned else made
+        values = torch.randn((*batch, *shape), device=device).to(dtype)
+        return values.transpose(-1, -2) if turned else values
 
     m, n, k, layout = p["m"], p["n"], p["k"], p["layout"]
     return operand(m, k, layout == "tn"), operand(k, n, layout == "nt")
 
 
 def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Dot products of all pairs of vectors: the batched product alone, or the whole layer."""
+    """Measure the dot products of all pairs: the batched product alone, or the whole layer."""
     import torch
 
     from shardopt.training.model import Dot
@@ -258,22 +264,22 @@ def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Meas
 
 
 def measure_attention(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """`scaled_dot_product_attention` with a causal mask, as attention over a history has it."""
+    """Measure `scaled_dot_product_attention` with a causal mask, as over a history."""
     import torch
     from torch.nn import functional
 
     p = point.params
     shape = (p["batch"], p["heads"], p["length"], p["width"])
-    given = [torch.full(shape, 0.1, device=timer.device, requires_grad=True) for _ in range(3)]
+    inputs = [torch.full(shape, 0.1, device=timer.device, requires_grad=True) for _ in range(3)]
     future = torch.full((p["length"], p["length"]), float("-inf"), device=timer.device).triu(1)
 
     def forward() -> Any:
-        return functional.scaled_dot_product_attention(*given, attn_mask=future)
+        return functional.scaled_dot_product_attention(*inputs, attn_mask=future)
 
-    return rows_of_passes(point, sample_gradients(timer, forward, given, seconds))
+    return rows_of_passes(point, sample_gradients(timer, forward, inputs, seconds))
 
 
-# What the rows of CPU ranks say.
+# Fit of CPU ranks.
 
 
 @dataclass(frozen=True)
@@ -287,7 +293,7 @@ class GemmRows:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[float, float, float, float]]) -> GemmRows:
-        """From (m, n, k, time_ms)."""
+        """Build from (m, n, k, time_ms)."""
         table = np.array(rows, dtype=np.float64).reshape(-1, 4)
         return cls(*table.T)
 
@@ -296,7 +302,7 @@ class GemmRows:
         return float((2.0 * self.m * self.n * self.k / self.time_ms).max() * 1e-9)
 
     def sample(self) -> GemmRows:
-        """At most `ROWS_PER_FIT` of the rows, always the same ones."""
+        """Return at most `ROWS_PER_FIT` of the rows, always the same ones."""
         size = len(self.m)
         if size <= ROWS_PER_FIT:
             return self
@@ -305,21 +311,21 @@ class GemmRows:
 
 
 def predict_ms(gemm: Gemm, sms: int, hbm: float, rows: GemmRows, dtype: str = "fp32") -> Array:
-    """Times ``[rows]`` as the rows' own timing would show them."""
+    """Predict times ``[rows]`` with the rows' own timing floor."""
     timing = (gemm.timing_floor_us - gemm.floor_us) * 1e-3
     return timing + gemm_times(gemm, sms, hbm, (rows.m, rows.n, rows.k), dtype)
 
 
 def gemm_errors(gemm: Gemm, sms: int, hbm: float, rows: GemmRows, dtype: str = "fp32") -> Array:
-    """Relative errors ``[rows]``."""
+    """Return the relative errors ``[rows]``."""
     return predict_ms(gemm, sms, hbm, rows, dtype) / rows.time_ms - 1.0
 
 
 def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm) -> Gemm:
-    """``base`` with achieved TFLOP/s, prologue and timing floor fitted to a sample of ``rows``.
+    """Return ``base`` with TFLOP/s, prologue and timing floor fitted to a sample of ``rows``.
 
-    Nelder-Mead on the mean absolute log error: the model has ceilings and minima, and rows that a
-    library ran with an unusual kernel must not pull it.
+    Nelder-Mead minimises the mean absolute log error: the model has ceilings and minima, and rows
+    with an unusual kernel of the library must not dominate.
 
     Args:
         hbm: achieved bandwidth in bytes/ms.
@@ -343,83 +349,86 @@ def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm) -> Gemm:
         return float(np.mean(np.abs(np.log(np.maximum(1.0 + error, 1e-9)))))
 
     start = np.array([0.9 * rows.fastest_tflops, 50.0, 1e3 * float(rows.time_ms.min())])
-    found = minimize(
+    solution = minimize(
         loss, start, method="Nelder-Mead", options={"maxiter": 250, "xatol": 0.01, "fatol": 1e-4}
     )
-    return candidate(found.x)
+    return candidate(solution.x)
 
 
-def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
-    """Products one by one, in small batches and fused; needs the bandwidth."""
-    made = _fit_cpu_gemm(made)
-    rows = [row for part in PASSES for row in made.of("interaction", part)]
+def fit_cpu(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit products: single, in small batches and fused; needs the bandwidth."""
+    draft = _fit_cpu_gemm(draft)
+    rows = [row for part in PASSES for row in draft.of("interaction", part)]
     if rows:
-        made = made.constants("gemm", **_batched(rows, made.profile))
-        made = made.constants("elementwise", **_gathers(rows, made.profile, cold_call_us(made)))
-    return _fit_attention(_fit_batches(made))
+        draft = draft.constants("gemm", **_batched(rows, draft.profile))
+        draft = draft.constants("elementwise", **_gathers(rows, draft.profile, cold_call_us(draft)))
+    return _fit_attention(_fit_batches(draft))
 
 
-def _fit_cpu_gemm(made: CalibratedProfile) -> CalibratedProfile:
-    """Tile, rate, prologue and floor from fp32; the rate alone of bf16."""
-    fit, test = (_by_dtype(rows) for rows in made.fit_and_test("gemm"))
+def _fit_cpu_gemm(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit tile, rate, prologue and floor to fp32, and the rate alone to bf16."""
+    fit, test = (_by_dtype(rows) for rows in draft.fit_and_test("gemm"))
     if len(fit.get("fp32", ())) < FEWEST:
-        return made
-    profile, hbm = made.profile, made.profile.memory.hbm
+        return draft
+    profile, hbm = draft.profile, draft.profile.memory.hbm
     rows, tested = gemm_rows(fit["fp32"]), gemm_rows(test.get("fp32", []))
     gemm = _best_tile(rows, hbm, profile.gemm)
     held_out = HeldOut(_whole_errors(gemm, hbm, tested), len(fit["fp32"]), tested.time_ms)
-    shipped = made.base.gemm.model_copy(update={"floor_us": gemm.floor_us})
-    errors = _whole_errors(shipped, made.base.memory.hbm, tested)
-    made = made.error("gemm fp32", held_out, errors)
+    shipped = draft.base.gemm.model_copy(update={"floor_us": gemm.floor_us})
+    errors = _whole_errors(shipped, draft.base.memory.hbm, tested)
+    draft = draft.error("gemm fp32", held_out, errors)
     if fit.get("bf16"):
         gemm = _with_rate(gemm_rows(fit["bf16"]), hbm, gemm, "bf16")
         errors = _whole_errors(gemm, hbm, gemm_rows(test.get("bf16", [])), "bf16")
-        made = made.error("gemm bf16", HeldOut(errors, len(fit["bf16"])))
-    # a CPU has no tf32: the same kernels run; other types that no row has keep the base's rate
-    rates = {str(k): v for of in (profile.gemm, gemm) for k, v in of.tflops.items()}
+        draft = draft.error("gemm bf16", HeldOut(errors, len(fit["bf16"])))
+    # a CPU runs fp32 kernels for tf32; other types without rows keep the base's rate
+    rates = {str(k): v for source in (profile.gemm, gemm) for k, v in source.tflops.items()}
     rates |= {"tf32": rates["fp32"]}
     gemm = gemm.model_copy(update={"tflops": rates, "floor_us": profile.elementwise.floor_us})
     shapes = (row.point.params for row in fit["fp32"] + test.get("fp32", []))
     flop = [2.0 * p["m"] * p["n"] * p["k"] for p in shapes]
-    return made.update(gemm=gemm).measured("gemm", fit["fp32"], held_out, {"flop": flop})
+    return draft.update(gemm=gemm).measured("gemm", fit["fp32"], held_out, {"flop": flop})
 
 
 def gemm_rows(rows: Sequence[Measurement]) -> GemmRows:
-    """Of gemm points of one data type."""
+    """Collect the rows of gemm points of one data type."""
     shapes = [(p["m"], p["n"], p["k"]) for p in (row.point.params for row in rows)]
     return GemmRows.of([(*s, ms) for s, ms in zip(shapes, times_ms(rows).tolist(), strict=True)])
 
 
 def _by_dtype(rows: Sequence[Measurement]) -> dict[str, list[Measurement]]:
-    """Older files also hold linear layers with a bias, which is a separate copy."""
-    found: dict[str, list[Measurement]] = {}
+    """Group rows by data type, without the linear layers with a bias of older files.
+
+    Their bias is a separate copy.
+    """
+    by_dtype: dict[str, list[Measurement]] = {}
     for row in rows:
         if row.point.params["layout"] != "addmm":
-            found.setdefault(row.point.params["dtype"], []).append(row)
-    return found
+            by_dtype.setdefault(row.point.params["dtype"], []).append(row)
+    return by_dtype
 
 
 def _best_tile(rows: GemmRows, hbm: float, base: Gemm) -> Gemm:
-    """The tile model of one core, with the tile that fits best."""
+    """Fit the tile model of one core, with the tile that fits best."""
     base = base.model_copy(update={"tflops": {"fp32": 0.1}, "overlaps": False})
-    found = []
+    candidates = []
     for tile in TILES:
         gemm = fit_gemm(rows, 1, hbm, base.model_copy(update={"tiles": (tile,)}))
-        # on a CPU the floor of the rows belongs to the call, no event timer adds to it
+        # on a CPU the floor of the rows belongs to the call: no event timer adds to it
         gemm = gemm.model_copy(update={"floor_us": gemm.timing_floor_us})
-        found.append((mape(gemm_errors(gemm, 1, hbm, rows)), gemm))
-    best = min(found, key=lambda pair: pair[0])[1]
+        candidates.append((mape(gemm_errors(gemm, 1, hbm, rows)), gemm))
+    best = min(candidates, key=lambda pair: pair[0])[1]
     return best.model_copy(update={"timing_floor_us": 0.0})
 
 
 def _whole_errors(gemm: Gemm, hbm: float, rows: GemmRows, dtype: str = "fp32") -> Array:
-    """Relative errors ``[rows]`` of times that include the floor."""
+    """Return the relative errors ``[rows]`` of times that include the floor."""
     whole = gemm.model_copy(update={"timing_floor_us": gemm.floor_us})
     return gemm_errors(whole, 1, hbm, rows, dtype)
 
 
 def _with_rate(rows: GemmRows, hbm: float, gemm: Gemm, dtype: str) -> Gemm:
-    """``gemm`` with the rate of one more data type; all else stays as fitted."""
+    """Return ``gemm`` with the fitted rate of one more data type."""
     from scipy.optimize import minimize_scalar
 
     def at(log_rate: float) -> Gemm:
@@ -429,22 +438,22 @@ def _with_rate(rows: GemmRows, hbm: float, gemm: Gemm, dtype: str) -> Gemm:
     def loss(log_rate: float) -> float:
         return float(np.mean(np.abs(np.log1p(_whole_errors(at(log_rate), hbm, rows, dtype)))))
 
-    found = minimize_scalar(loss, bounds=(math.log(1e-3), math.log(1e3)), method="bounded")
-    return at(float(found.x))
+    solution = minimize_scalar(loss, bounds=(math.log(1e-3), math.log(1e3)), method="bounded")
+    return at(float(solution.x))
 
 
 def _batched(rows: Sequence[Measurement], profile: HardwareProfile) -> dict[str, float]:
-    """Constants of the gemm group, from rows of ``bmm``: a product forward, two backward."""
+    """Fit constants of batches to rows of ``bmm``: a product forward, two backward."""
     bytes_per_us = profile.streaming * units.us(1.0)
     columns, times, alone = [], [], []
     for row in (row for row in rows if row.point.params["op"] == "bmm"):
-        batch, vectors, dim = (row.point.params[of] for of in ("batch", "vectors", "dim"))
+        batch, vectors, dim = (row.point.params[key] for key in ("batch", "vectors", "dim"))
         products, n, k = (2, dim, vectors) if row.part == "backward" else (1, vectors, dim)
         flop = 2.0 * vectors**2 * dim
         columns.append((products * batch, products * batch * flop, products))
         added = ADDED_PASSES * (products - 1) * batch * vectors * dim
         times.append(max(row.median_us - OUTPUT_BYTES * added / bytes_per_us, 1.0))
-        # one product if it ran alone, without its launch
+        # time of one product alone, without its launch
         once_us = gemm_ms(profile, vectors, n, k, "fp32") / units.us(1.0) - profile.gemm.floor_us
         alone.append(once_us / flop)
     if not times:
@@ -453,7 +462,7 @@ def _batched(rows: Sequence[Measurement], profile: HardwareProfile) -> dict[str,
     work, measured, limit = np.array(columns), np.array(times), np.array(alone)
     each, per_flop, _ = non_negative(work, measured)
     for _ in range(len(limit)):
-        # large products are as fast as alone, which says nothing of the rate of small ones
+        # large products are as fast as alone, so they do not show the rate of small ones
         small = per_flop <= limit * (1 + 1e-6)
         if small.all() or small.sum() < work.shape[1]:
             break
@@ -466,7 +475,7 @@ def _batched(rows: Sequence[Measurement], profile: HardwareProfile) -> dict[str,
 def _gathers(
     rows: Sequence[Measurement], profile: HardwareProfile, call_us: float
 ) -> dict[str, float]:
-    """What picking pairs takes: the interaction's time beyond its products and its stacking."""
+    """Fit the cost of picking pairs: the interaction's time beyond products and stacking."""
 
     def shape(row: Measurement) -> tuple[Any, ...]:
         p = row.point.params
@@ -489,41 +498,41 @@ def _gathers(
     return {"gather_ns_per_element": max(0.0, 1e3 * float(count @ beyond) / float(count @ count))}
 
 
-def _fit_batches(made: CalibratedProfile) -> CalibratedProfile:
-    """Batches of small products: what every layout shares, then the products of each layout."""
-    rows = [row for row in made.of("product") if row.point.params["count"] > 1]
+def _fit_batches(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit batches of small products: terms of all layouts, then the products of each layout."""
+    rows = [row for row in draft.of("product") if row.point.params["count"] > 1]
     if {row.point.params["layout"] for row in rows if not row.point.test} < set(BATCH_LAYOUTS):
-        return made.kept("small products") if rows else made
+        return draft.kept("small products") if rows else draft
     columns = []
     for p in (row.point.params for row in rows):
         *shared, products = small_product_work(p["m"], p["n"], p["k"])
         own = [products * (p["layout"] == layout) for layout in BATCH_LAYOUTS]
         columns.append([p["count"] * work for work in (*shared, *own)])
-    made, costs = after_call(made, "small products", rows, columns)
+    draft, costs = after_call(draft, "small products", rows, columns)
     if costs is None:
-        return made
+        return draft
     *first, nn, nt, tn, outer = (costs / NS).tolist()
     layouts = zip(BATCH_LAYOUTS, (nn, nt, tn, outer), strict=True)
-    return made.constants("gemm", batches={layout: (*first, cost) for layout, cost in layouts})
+    return draft.constants("gemm", batches={layout: (*first, cost) for layout, cost in layouts})
 
 
-def _fit_attention(made: CalibratedProfile) -> CalibratedProfile:
-    """Time of a sample's head, and the share of the rate that its products reach."""
-    rate = product_rate(made.profile.gemm, "fp32", made.profile.name)
+def _fit_attention(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit the time of a sample's head, and the share of the rate that its products reach."""
+    rate = product_rate(draft.profile.gemm, "fp32", draft.profile.name)
     heads_us: list[float] = []
     shares: list[float] = []
     for part, flop in zip(PASSES, ATTENTION_FLOP, strict=True):
-        rows = made.of("attention", part)
+        rows = draft.of("attention", part)
         columns = []
         for p in (row.point.params for row in rows):
             heads = p["batch"] * p["heads"]
             columns.append([heads, heads * p["length"] ** 2 * p["width"]])
-        made, costs = after_call(made, f"attention {part}", rows, columns)
+        draft, costs = after_call(draft, f"attention {part}", rows, columns)
         if costs is None:
-            return made
+            return draft
         heads_us.append(float(costs[0]) / units.us(1.0))
         shares.append(float(np.clip(flop / rate / max(costs[1], 1e-18), 1e-3, 1.0)))
-    return made.constants(
+    return draft.constants(
         "gemm",
         attention_head_us=tuple(heads_us),
         attention_forward=shares[0],
@@ -531,59 +540,60 @@ def _fit_attention(made: CalibratedProfile) -> CalibratedProfile:
     )
 
 
-# What the rows of a GPU say.
+# Fit of a GPU.
 
 
 def predict_gemms(hw: HardwareProfile, rows: Sequence[Measurement]) -> Array:
-    """Times ``[rows]`` in ms."""
-    found = np.zeros(len(rows))
+    """Predict times ``[rows]`` in ms."""
+    times = np.zeros(len(rows))
     kinds = [(row.point.params["dtype"], row.point.params["layout"]) for row in rows]
     for dtype, layout in set(kinds):
         chosen = [i for i, kind in enumerate(kinds) if kind == (dtype, layout)]
-        of = gemm_rows([rows[i] for i in chosen])
-        found[chosen] = products_ms(hw, (of.m, of.n, of.k), dtype, layout)
-    return found
+        shapes = gemm_rows([rows[i] for i in chosen])
+        times[chosen] = products_ms(hw, (shapes.m, shapes.n, shapes.k), dtype, layout)
+    return times
 
 
 def _is_aligned(row: Measurement, dtype: str) -> bool:
-    """Rows of both operands and of the result are multiples of 16 bytes."""
+    """Return True if rows of both operands and of the result are multiples of 16 bytes."""
     sides = (row.point.params[side] for side in ("n", "k"))
     return all(side * DATA_BYTES[dtype] % 16 == 0 for side in sides)
 
 
-def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
-    """A rate for each data type, prologue and floor for all; what no row has keeps the base's.
+def fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
+    """Fit a rate for each data type, and prologue and floor for all.
 
-    Where a data type is then predicted worse than before, rates alone are fitted, each for itself.
+    Data types without rows keep the base's rate. If a data type is then predicted worse than
+    before, only rates are fitted, each separately.
     """
-    fit, test = (_by_dtype(rows) for rows in made.fit_and_test("gemm"))
+    fit, test = (_by_dtype(rows) for rows in draft.fit_and_test("gemm"))
     fit = {dtype: rows for dtype, rows in fit.items() if len(rows) >= FEWEST}
     if not fit:
-        return made
+        return draft
     used = [row for rows in fit.values() for row in rows]
     rates = tuple(FreeConstant("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in fit)
-    start = made.profile
+    start = draft.profile
     for rate, (dtype, rows) in zip(rates, fit.items(), strict=True):
-        # kernels of unaligned rows say little of the rate
+        # kernels of unaligned rows do not show the rate
         aligned = [row for row in rows if _is_aligned(row, dtype)]
         if aligned:
             start = rate.put(start, gemm_rows(aligned).fastest_tflops)
-    found = fit_free(start, (*rates, *FREE), partial(predict_gemms, rows=used), times_ms(used))
+    result = fit_free(start, (*rates, *FREE), partial(predict_gemms, rows=used), times_ms(used))
     tests = {dtype: rows_of(predict_gemms, test.get(dtype, [])) for dtype in fit}
-    if any(found.unless_worse(dtype, made.profile, *tests[dtype]).worse for dtype in fit):
-        found = FittedProfile(made.profile, (), FREE)
+    if any(result.unless_worse(dtype, draft.profile, *tests[dtype]).worse for dtype in fit):
+        result = FittedProfile(draft.profile, (), FREE)
         for rate, (dtype, rows) in zip(rates, fit.items(), strict=True):
-            begun = rate.put(found.hw, rate.value(start))
+            begun = rate.put(result.hw, rate.value(start))
             alone = fit_free(begun, (rate,), *rows_of(predict_gemms, rows))
-            before = rate.put(found.hw, rate.value(made.profile))
-            found = found.then(alone.unless_worse(f"gemm {dtype}", before, *tests[dtype]))
-    made = made.take(found)
+            before = rate.put(result.hw, rate.value(draft.profile))
+            result = result.then(alone.unless_worse(f"gemm {dtype}", before, *tests[dtype]))
+    draft = draft.take(result)
     for dtype, rows in fit.items():
-        made = made.score(f"gemm {dtype}", rows, test.get(dtype, []), predict_gemms)
-    error = total([made.errors[f"gemm {dtype}"] for dtype in fit])
-    if not found.fitted:
-        return made
-    # an event timer adds nothing that the floor has not
-    made = made.constants("gemm", timing_floor_us=found.hw.gemm.floor_us)
+        draft = draft.score(f"gemm {dtype}", rows, test.get(dtype, []), predict_gemms)
+    error = total([draft.errors[f"gemm {dtype}"] for dtype in fit])
+    if not result.fitted:
+        return draft
+    # the floor includes the event timer's part
+    draft = draft.constants("gemm", timing_floor_us=result.hw.gemm.floor_us)
     sizes = {side: [row.point.params[side] for row in used] for side in ("m", "n", "k")}
-    return made.measured("gemm", used, error, sizes, found.kept_text)
+    return draft.measured("gemm", used, error, sizes, result.kept_text)

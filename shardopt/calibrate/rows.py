@@ -1,16 +1,16 @@
-"""The rows of a calibration: their file, which of them a fit uses, and which are measured again.
+"""The rows of a calibration: their file, the rows for fits, and the points to measure again.
 
 A file has one CSV line a measured point, written as soon as it is measured. Lines carry the
 machine, the versions and the date, so that nothing measured elsewhere is mixed in. An interrupted
 run continues from its file.
 
 A row is steady where its mean and its median agree. A point with an unsteady row is measured once
-more, at the end of the run; so is a collective that takes longer than its neighbours by size let
-it. Of the attempts the shortest steady one counts, as a disturbance only adds. Where none is steady
-but all took as long, the cost itself has modes, such as gloo's waits, and counts. All else is
-refused: it stays in the file, and no fit uses it. A point that fails is a row with its message and
-no times, which is not measured again. The rows alone say all this, so that a run that
-is resumed knows what was repeated.
+more, at the end of the run; so is a collective that stands out above its neighbours by size. The
+shortest steady attempt counts, as a disturbance only adds time. If none is steady but all took
+equally long, the cost itself has modes, such as gloo's waits, and one counts. All other rows are
+refused: they stay in the file, and no fit uses them. A point that fails has a row with its message
+and no times, and is not measured again. All this follows from the rows alone, so that a resumed run
+knows the repeated points.
 
 Why: docs/decisions/0022-calibration.md.
 """
@@ -42,7 +42,7 @@ from shardopt.ranks.realtime import Runtime
 
 SCHEMA = "shardopt.calibration/2"
 UNSTEADY = 0.15
-"""Share of the median by which the mean of an unsteady row is off."""
+"""Largest difference of mean and median of a steady row, as a share of the median."""
 TIMES = ("median_us", "mean_us", "p10_us", "p25_us", "p75_us", "p90_us")
 COLUMNS = (
     *("schema", "machine", "versions", "settings", "date", "load"),
@@ -57,7 +57,7 @@ TRIMMED_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 FAILURE = "failed"
 """Fact of a row whose point could not be measured: the message."""
 MOST_OF_A_MESSAGE = 160
-"""Characters of it that are kept."""
+"""Most characters of the message in a row."""
 
 PASSES = ("forward", "backward")
 PARTS = {
@@ -76,7 +76,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Origin:
-    """Where rows come from; rows of another machine or other versions are refused."""
+    """Machine and versions of rows; rows of others are refused."""
 
     machine: str
     versions: str
@@ -87,8 +87,8 @@ class Measurement:
     """One row.
 
     Args:
-        part: what of the point was timed: one of `PARTS`, or empty for the only one.
-        facts: what the time depends on and only the measurement knows, such as distinct rows.
+        part: part of the point that was timed: one of `PARTS`, or empty for the only one.
+        facts: inputs of the cost that only the measurement knows, such as distinct rows.
         load: load average of the machine when the row was written.
 
     The column ``stable`` of the file says whether the row is steady; it is for those who read the
@@ -116,24 +116,24 @@ class Measurement:
 
     @property
     def runtime(self) -> Runtime:
-        """Of the ranks that measured it; rows that say nothing are from before there were two."""
+        """Runtime of the ranks; tuned in rows without one, from before there were two."""
         return next((r for r in Runtime if runtime_words(r) in self.settings), Runtime.TUNED)
 
     @property
     def key(self) -> str:
-        """Names what was timed, whatever the settings."""
+        """Key of point and part, independent of the settings."""
         return key_of(self.point, self.part)
 
     @property
     def unevenness(self) -> float:
-        """How far the mean is off the median, as a share of it."""
+        """Difference of mean and median, as a share of the median."""
         return abs(self.mean_us / self.median_us - 1.0)
 
     @property
     def trimmed_us(self) -> float:
         """Mean without the lowest and the highest tenth, from the percentiles.
 
-        For costs that have modes, where a median is one of them, and a mean has the odd hiccup.
+        It suits costs with modes, where a median is one of the modes, and a mean has rare outliers.
         """
         quantiles = (self.p10_us, self.p25_us, self.median_us, self.p75_us, self.p90_us)
         return float(np.trapezoid(quantiles, TRIMMED_SHARES)) / (
@@ -142,39 +142,39 @@ class Measurement:
 
 
 def runtime_words(runtime: Runtime) -> str:
-    """How the settings of a row say in which runtime it was measured."""
+    """Return the words for a runtime in the settings of a row."""
     return f"{runtime.value} runtime"
 
 
 def key_of(point: Point, part: str = "") -> str:
-    """As `Measurement.key`."""
+    """Return the key of a point and part, see `Measurement.key`."""
     return f"{point.family} {part} {_compact(point.params)}"
 
 
 def row_of_samples(point: Point, samples: Samples, part: str = "", **facts: Any) -> Measurement:
-    """A row of some samples; its settings, date and load are added when it is written."""
+    """Make a row of samples; settings, date and load are added when it is written."""
     seconds = np.array(samples.seconds)
-    found = (*np.quantile(seconds, TRIMMED_SHARES), seconds.mean())
+    statistics = (*np.quantile(seconds, TRIMMED_SHARES), seconds.mean())
     # as written, so that rows are the same before and after the file
-    p10, p25, median, p75, p90, mean = (round(float(time) * 1e6, 3) for time in found)
+    p10, p25, median, p75, p90, mean = (round(float(time) * 1e6, 3) for time in statistics)
     return Measurement(point, part, facts, median, mean, p10, p25, p75, p90, len(seconds))
 
 
 def rows_of_passes(point: Point, passes: Iterable[Samples], **facts: Any) -> list[Measurement]:
-    """Rows of all parts of a point, which share their facts."""
+    """Make the rows of all parts of a point, which share their facts."""
     parts = zip(PARTS[point.family], passes, strict=True)
     return [row_of_samples(point, samples, part, **facts) for part, samples in parts]
 
 
 def row_of_failure(point: Point, error: Exception) -> Measurement:
-    """A row that says why a point could not be measured; nothing else of it is known."""
-    said = f"{type(error).__name__}: {error}".splitlines()[0][:MOST_OF_A_MESSAGE]
+    """Make the row of a point that could not be measured, with the message of its error."""
+    message = f"{type(error).__name__}: {error}".splitlines()[0][:MOST_OF_A_MESSAGE]
     unknown = (math.nan,) * 6
-    return Measurement(point, "", {FAILURE: said}, *unknown, n=0)
+    return Measurement(point, "", {FAILURE: message}, *unknown, n=0)
 
 
 def times_ms(rows: Sequence[Measurement]) -> NDArray[np.float64]:
-    """Medians, ``[rows]``."""
+    """Return the medians in ms, ``[rows]``."""
     return np.array([row.median_us * 1e-3 for row in rows])
 
 
@@ -191,14 +191,14 @@ class CalibrationRows(RowsFile[Measurement]):
         self.origin = origin
 
     def has(self, point: Point) -> bool:
-        """Whether every part of the point is there, or the row of its failure."""
-        known = {row.key for row in self.rows}
+        """Return True if every part of the point is there, or the row of its failure."""
+        keys = {row.key for row in self.rows}
         parts = PARTS.get(point.family, ("",))
-        return key_of(point) in known or all(key_of(point, part) in known for part in parts)
+        return key_of(point) in keys or all(key_of(point, part) in keys for part in parts)
 
 
 def read_rows(path: Path) -> tuple[Origin, list[Measurement]]:
-    """Rows of whatever machine the first of them names, for fitting alone.
+    """Read the rows of any machine, as the first row names it, for fitting alone.
 
     Raises:
         InputError: the file cannot be read, holds no rows, or a line is no row of that machine.
@@ -213,13 +213,13 @@ def read_rows(path: Path) -> tuple[Origin, list[Measurement]]:
 
 
 def _kind(origin: Origin) -> RowKind[Measurement]:
-    """Rows of one machine and its versions."""
+    """Return the format of rows of one machine and its versions."""
 
     def parse(fields: Fields) -> Measurement:
-        for column, wanted in vars(origin).items():
-            if fields[column] != wanted:
+        for column, expected in vars(origin).items():
+            if fields[column] != expected:
                 raise ValueError(
-                    f"{column} is '{fields[column]}', here it is '{wanted}'; rows of different "
+                    f"{column} is '{fields[column]}', here it is '{expected}'; rows of different "
                     "machines or versions are never mixed"
                 )
         return _row_of(fields)
@@ -285,12 +285,12 @@ def _row_of(row: Fields) -> Measurement:
 
 
 ATTEMPTS = 2
-"""At a point, at most."""
+"""Most measurements of a point."""
 SAME_MODES = 0.3
 """Share by which two unsteady attempts may differ: a few dozen samples of a cost that has modes,
-such as that of a message among plain ranks, tell its mean within half of that."""
+such as that of a message among plain ranks, determine its mean within half of that."""
 MOST_OVER = 1.2
-"""Times what its neighbours by size let it take a message may take."""
+"""Largest time of a message over the time that its neighbours by size allow."""
 
 
 @dataclass(frozen=True)
@@ -298,9 +298,9 @@ class Accepted:
     """One row of each point and part.
 
     Args:
-        rows: that fits use.
-        refused: that they do not.
-        repeated: how many points and parts were measured more than once.
+        rows: rows for fits.
+        refused: rows that no fit uses.
+        repeated: number of points and parts measured more than once.
         failed: rows of points that could not be measured.
     """
 
@@ -325,7 +325,7 @@ def accept(rows: Iterable[Measurement]) -> Accepted:
 
 
 def points_again(rows: Iterable[Measurement]) -> list[Point]:
-    """Points to be measured once more, in the order of their first attempts."""
+    """Return the points to measure once more, in the order of their first attempts."""
     attempts, chosen = _attempts(rows)
     doubtful = {
         key_of(tries[0].point): tries[0].point
@@ -338,8 +338,12 @@ def points_again(rows: Iterable[Measurement]) -> list[Point]:
 def _attempts(
     rows: Iterable[Measurement],
 ) -> tuple[dict[str, list[Measurement]], dict[str, Measurement | None]]:
-    """Rows of each point and part, in the order measured, and the one that counts; None: none does,
-    as they are unsteady, or as one stands out of its curve and was not repeated."""
+    """Group rows by point and part, and choose the one that counts.
+
+    Returns:
+        Rows of each point and part, in the order measured, and the chosen row; None if all are
+        unsteady, or if the only one stands out of its curve.
+    """
     attempts: dict[str, list[Measurement]] = defaultdict(list)
     for row in (row for row in rows if not row.failure):
         attempts[row.key].append(row)
@@ -357,7 +361,7 @@ def _attempts(
 
 
 def _choose(tries: Sequence[Measurement]) -> Measurement | None:
-    """The row that counts of the attempts at one point and part."""
+    """Choose the row that counts among the attempts at one point and part."""
     if _varies(tries[0].point):
         return tries[-1]
     steady = [row for row in tries if row.unevenness <= UNSTEADY]
@@ -370,24 +374,27 @@ def _choose(tries: Sequence[Measurement]) -> Measurement | None:
 
 
 def _varies(point: Point) -> bool:
-    """Whether times differ by nature: reference kernels show how the machine changes, and over an
-    emulated link a message takes once or twice its time, as acknowledgements wait or do not."""
+    """Return True if the times of a point differ by nature.
+
+    Reference kernels show changes of the machine. Over an emulated link a message takes once or
+    twice its time, as acknowledgements may wait.
+    """
     return point.family == "reference" or "link_gbit_s" in point.params
 
 
 def _above(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Rows of one curve that stand out of those of other sizes.
+    """Return the rows of one curve that stand out above those of other sizes.
 
     Latency and bandwidth make a curve that bends upwards over the logarithm of the size: no message
-    takes longer than the straight line between its neighbours says, and the first takes no longer
-    than the second. What does so twice is real.
+    takes longer than on the straight line between its neighbours, and the first takes no longer
+    than the second. A row that stands out twice is real.
     """
     curve = sorted(rows, key=lambda row: float(row.point.params["bytes"]))
     size = [math.log(row.point.params["bytes"]) for row in curve]
     time = [row.trimmed_us for row in curve]
-    found = [a for a, b in list(pairwise(curve))[:1] if a.trimmed_us > MOST_OVER * b.trimmed_us]
+    outliers = [a for a, b in list(pairwise(curve))[:1] if a.trimmed_us > MOST_OVER * b.trimmed_us]
     for i in range(1, len(curve) - 1):
         share = (size[i] - size[i - 1]) / (size[i + 1] - size[i - 1])
         line = time[i - 1] ** (1 - share) * time[i + 1] ** share
-        found += [curve[i]] if time[i] > MOST_OVER * line else []
-    return found
+        outliers += [curve[i]] if time[i] > MOST_OVER * line else []
+    return outliers

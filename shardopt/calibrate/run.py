@@ -1,9 +1,10 @@
-"""Measures a machine: asks what is missing, runs it in ranks, and saves each row as it comes.
+"""Measures a machine: runs the missing points in ranks, and saves each row as it comes.
 
-Ranks are processes of their own, or those that torchrun has started, perhaps on several hosts: then
-the first measures the kernels, keeps the rows and says what is missing; the others wait, and take
-part in what needs all ranks. Points whose rows are doubtful are measured once more, at the end. A
-calibration with a limit stops at it, and the same command goes on from there.
+Ranks are new processes, or those that torchrun has started, perhaps on several hosts. Under
+torchrun the first rank measures the kernels, keeps the rows and lists the missing points; the
+others wait, and join the measurements of all ranks. Points whose rows are doubtful are measured
+once more, at the end. A calibration with a limit stops at it, and the same command goes on from
+there.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ from shardopt.ranks.realtime import Runtime, may_be_realtime
 
 MAX_RANKS = 1024
 BUSY = 0.5
-"""Load average before anything is measured, above which other work disturbs the times."""
+"""Load average before the measurement, above which other work disturbs the times."""
 SILENCE_S = 600.0
-"""Without a row for so long, the ranks have hung."""
+"""Time without a row after which the ranks count as hung."""
 PATIENCE = timedelta(hours=12)
-"""That ranks of torchrun wait for the kernels of the first: a full design takes less than one."""
+"""Time that ranks of torchrun wait for the kernels of the first; a full design takes under 1 h."""
 ALONE_SHARE = 0.6
-"""Of the limit, after which one rank leaves the rest of the time to all of them."""
+"""Share of the time limit after which one rank leaves the rest to all of them."""
 Say = Callable[[str], None]
 
 
 def check_calibration(settings: CalibrationSettings) -> None:
-    """Refuse what cannot be measured here.
+    """Refuse settings that cannot be measured here.
 
     Raises:
         InputError: says what is missing and what to do.
@@ -86,7 +87,7 @@ def check_calibration(settings: CalibrationSettings) -> None:
             )
         check_hosts(link, backend)
     if model is not None and backend == "gloo":
-        largest, free = max(model.tables, key=lambda of: of.weight_bytes), available_bytes()
+        largest, free = max(model.tables, key=lambda table: table.weight_bytes), available_bytes()
         if largest.weight_bytes > free:
             raise InputError(
                 f"table '{largest.name}' of the model has {format_bytes(largest.weight_bytes)}, "
@@ -102,21 +103,20 @@ def check_calibration(settings: CalibrationSettings) -> None:
 
 
 def origin(backend: str) -> Origin:
-    """Machine and versions, without anything that names the host."""
+    """Describe machine and versions, without anything that names the host."""
     about = environment(backend)
     name = about["processor"] or about["machine"]
     if backend == "nccl":
         name = f"{about['gpu']}, {name}"
     memory = about["memory_bytes"] / GIB
     # the virtual machine's memory varies by a few pages from boot to boot
-    said = f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {about['system']}"
+    machine = f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {about['system']}"
     fbgemm = next((about[p] for p in ("fbgemm-gpu", "fbgemm-gpu-cpu") if p in about), "none")
-    return Origin(said, f"torch {about.get('torch', 'none')}, fbgemm {fbgemm}")
+    return Origin(machine, f"torch {about.get('torch', 'none')}, fbgemm {fbgemm}")
 
 
 def ranks_of_machine(backend: str, only: Group | None) -> int:
-    """Ranks that run unless their number is given: two, or one where there is but one GPU; its
-    collectives are left out."""
+    """Return the default number of ranks: two, or one on a single GPU without collectives."""
     import torch
 
     alone = backend == "nccl" and torch.cuda.device_count() == 1
@@ -124,25 +124,25 @@ def ranks_of_machine(backend: str, only: Group | None) -> int:
 
 
 def base_of_gpu(say: Say) -> str:
-    """Name of the shipped profile of this GPU; says so where there is none, and takes the default.
+    """Return the name of the shipped profile of this GPU, or of the default with a message.
 
-    A profile that is written holds the groups that were measured, and takes all others from it.
+    The written profile holds the measured groups, and takes all others from this one.
     """
     import torch
 
     name = torch.cuda.get_device_name(0)
-    found = profile_of_device(name)
-    if found is None:
+    profile = profile_of_device(name)
+    if profile is None:
         say(
             f"no profile ships for {name}: what is not measured comes from {DEFAULT_HARDWARE}, and "
             "may be far off"
         )
         return DEFAULT_HARDWARE
-    return found
+    return profile
 
 
 def points_of(settings: CalibrationSettings) -> tuple[list[Point], list[Point]]:
-    """What one rank measures alone, and what needs all ranks."""
+    """Return the points that one rank measures alone, and those that need all ranks."""
     gpu = None
     if settings.backend == "nccl":
         import torch
@@ -156,41 +156,41 @@ def points_of(settings: CalibrationSettings) -> tuple[list[Point], list[Point]]:
 
 
 def missing(file: CalibrationRows, points: Sequence[Point]) -> list[Point]:
-    """Those of the points that have no rows yet."""
+    """Return the points that have no rows yet."""
     return [point for point in points if not file.has(point)]
 
 
 def doubtful(file: CalibrationRows, points: Sequence[Point]) -> list[Point]:
-    """Those of the points whose rows are not good enough, and which may be measured again."""
+    """Return the points with doubtful rows that may be measured again."""
     return [point for point in points_again(file.rows) if point in points]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of time on the clock of this machine, `time.monotonic`; it may have no end."""
+    """A stretch of time on the clock `time.monotonic`, possibly without an end."""
 
     start: float = 0.0
     end: float = math.inf
 
     def until(self, share: float) -> float:
-        """When a share of it is over."""
+        """Return the time at which a share of it is over."""
         return self.start + share * (self.end - self.start)
 
     def part(self, share: float) -> Stretch:
-        """From now on, until a share of this one is over."""
+        """Return the stretch from now until a share of this one is over."""
         return Stretch(time.monotonic(), self.until(share))
 
     def less_start(self) -> Stretch:
-        """Without what is over already: the ranks that come next take as long to start."""
+        """Shorten it by the time already spent: the next ranks take as long to start."""
         return Stretch(self.start, self.end - (time.monotonic() - self.start))
 
     def lasts(self, share: float = 1.0) -> bool:
-        """Whether less than a share of it is over."""
+        """Return True while less than a share of it is over."""
         return time.monotonic() < self.until(share)
 
 
 def _limit(settings: CalibrationSettings) -> Stretch:
-    """From now on, as long as the settings allow."""
+    """Return the stretch from now for as long as the settings allow."""
     seconds = math.inf if settings.minutes is None else 60 * settings.minutes
     return Stretch(time.monotonic(), time.monotonic() + seconds)
 
@@ -247,13 +247,13 @@ def _start_ranks(settings: CalibrationSettings, file: CalibrationRows, say: Say)
 def _passes(
     settings: CalibrationSettings, file: CalibrationRows, limit: Stretch
 ) -> Iterator[tuple[list[Point], list[Point]]]:
-    """Points for one rank and for all: those missing, then those doubtful until none is.
+    """Yield points for one rank and for all: missing ones, then doubtful ones until none is left.
 
-    A point that turns out faster may make a neighbour doubtful; each is repeated once at most.
+    A point that turns out faster may make a neighbour doubtful; each is repeated at most once.
     """
-    for wanted in chain((missing,), repeat(doubtful)):
-        kernels, exchanges = (wanted(file, points) for points in points_of(settings))
-        if not limit.lasts() or (wanted is doubtful and not kernels + exchanges):
+    for choose in chain((missing,), repeat(doubtful)):
+        kernels, exchanges = (choose(file, points) for points in points_of(settings))
+        if not limit.lasts() or (choose is doubtful and not kernels + exchanges):
             return
         yield kernels, exchanges
 
@@ -289,7 +289,7 @@ def _rank(
     points: Sequence[Point],
     limit: Stretch,
 ) -> None:
-    """One rank: measures the points; rank 0 reports every row as soon as it is there."""
+    """Measure the points on one rank; rank 0 reports every row at once."""
     device = _prepare(rank, settings)
     together = points[0].family in TOGETHER
     if together:
@@ -304,9 +304,9 @@ def _rank(
 
 
 def _prepare(rank: Rank, settings: CalibrationSettings) -> Any:
-    """As `prepare`, without what libraries log."""
+    """Prepare a rank as `prepare` does, and silence the libraries' logs."""
     device = prepare(rank, settings.backend, settings.runtime)
-    # newer PyTorch deprecates names that TorchRec still calls, and both log what is no news
+    # newer PyTorch deprecates names that TorchRec still calls, and both log about it
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     return device
@@ -315,17 +315,19 @@ def _prepare(rank: Rank, settings: CalibrationSettings) -> Any:
 def _rows(
     settings: CalibrationSettings, points: Sequence[Point], device: Any, limit: Stretch
 ) -> Iterator[Measurement]:
-    """Rows of points that one rank measures, or of those for which all ranks have to call this: the
-    first one's clock then says when the time is over."""
+    """Measure the rows of points on one rank, or collectively on all ranks.
+
+    The first rank's clock decides when the time of all is over.
+    """
     import torch
     import torch.distributed as dist
 
     def go_on(share: float) -> bool:
         if settings.minutes is None:
             return True
-        left = torch.tensor([float(limit.lasts(share))], device=device)
-        dist.broadcast(left, src=0)
-        return bool(left)
+        lasts = torch.tensor([float(limit.lasts(share))], device=device)
+        dist.broadcast(lasts, src=0)
+        return bool(lasts)
 
     if points[0].family not in TOGETHER:
         return families.measure_alone(points, device, settings, limit.lasts)
@@ -339,7 +341,7 @@ def _take_part(
     file: CalibrationRows | None,
     say: Say,
 ) -> None:
-    """One rank of torchrun; the first keeps the rows and says what all do next."""
+    """Take part as one rank of torchrun; the first keeps the rows and directs the others."""
     device = _prepare(join, settings)
     join_group(join, settings.backend)
     talk = Talk(PATIENCE)
@@ -366,7 +368,7 @@ def _take_part(
 
 
 def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:
-    """The rows that there are; says where the machine is too busy for more."""
+    """Open the file of rows; says so if the machine is busy with other work."""
     file = CalibrationRows(settings.rows, origin(settings.backend))
     other = next((row for row in file.rows if row.runtime is not settings.runtime), None)
     if other is not None:
@@ -385,13 +387,15 @@ def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:
 def saver(
     settings: CalibrationSettings, file: CalibrationRows, points: Sequence[Point], say: Say
 ) -> Callable[[Measurement], None]:
-    """What writes each row of these points, which are `missing` or `doubtful`, with what it was
-    measured under, and says how far the measurement is."""
+    """Return a function that saves rows of `missing` or `doubtful` points and reports progress.
+
+    It adds settings, date and load to each row.
+    """
     done, total = 0, len(points)
     if file.has(points[0]):
         say(f"measuring {total} points again, whose times differ or stand out")
     else:
-        everything = [point for of in points_of(settings) for point in of]
+        everything = [point for part in points_of(settings) for point in part]
         total, done = len(everything), len(everything) - len(missing(file, everything))
         if done:
             say(f"{done} points are already in {settings.rows}")
@@ -403,36 +407,36 @@ def saver(
         nonlocal done, last
         done += row.point != last
         last = row.point
-        kept = dataclasses.replace(
+        saved = dataclasses.replace(
             row,
             settings=_settings(settings, row.point, realtime),
             date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             load=round(os.getloadavg()[0], 2),
         )
-        file.append(kept)
-        took = f"{row.median_us / 1e3:.3f} ms"
-        took += "" if row.unevenness <= UNSTEADY else "  unsteady"
-        what = " ".join(map(str, row.point.params.values()))
+        file.append(saved)
+        result = f"{row.median_us / 1e3:.3f} ms"
+        result += "" if row.unevenness <= UNSTEADY else "  unsteady"
+        subject = " ".join(map(str, row.point.params.values()))
         if "tables" in row.facts:
             tables = row.facts["tables"]
-            what = f"{len(tables)} tables, {sum(table[4] for table in tables):.0f} distinct rows"
-        named = " ".join(filter(None, (row.point.family, row.part, what)))
-        say(f"[{done}/{total}] {named}: {row.failure or took}")
+            subject = f"{len(tables)} tables, {sum(table[4] for table in tables):.0f} distinct rows"
+        named = " ".join(filter(None, (row.point.family, row.part, subject)))
+        say(f"[{done}/{total}] {named}: {row.failure or result}")
 
     return save
 
 
 def _settings(settings: CalibrationSettings, point: Point, realtime: bool) -> str:
-    """What a row's time depends on apart from its point."""
+    """Describe the settings on which a row's time depends beside its point."""
     nccl, together = settings.backend == "nccl", point.family in TOGETHER
-    said = [CUDA_SETTINGS if nccl else SETTINGS, runtime_words(settings.runtime)]
+    words = [CUDA_SETTINGS if nccl else SETTINGS, runtime_words(settings.runtime)]
     if together:
-        said.append(settings.backend)
+        words.append(settings.backend)
     if together and realtime:
-        said.append("its threads in real time")
+        words.append("its threads in real time")
     if point.family != "reference" and not nccl:
         flush = BRIEF_FLUSH_BYTES if together else FLUSH_BYTES
-        said.append(f"{flush / 2**20:g} MiB read before a sample")
+        words.append(f"{flush / 2**20:g} MiB read before a sample")
     if "link_gbit_s" in point.params:
-        said.append(f"two hosts joined by {point.params['link_gbit_s']:g} Gbit/s")
-    return ", ".join(said)
+        words.append(f"two hosts joined by {point.params['link_gbit_s']:g} Gbit/s")
+    return ", ".join(words)

@@ -74,13 +74,13 @@ for function in (
     trace.trace,
 ):
     rare = plan.RARE if function is plan.plan else ()
-    made = command(function, rare)
-    app.command(function.__name__, rich_help_panel=USER, epilog=EXIT_CODES)(made)
+    decorated = command(function, rare)
+    app.command(function.__name__, rich_help_panel=USER, epilog=EXIT_CODES)(decorated)
 app.add_typer(bench.app, name="bench", rich_help_panel=USER)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(value: bool) -> None:
+    if value:
         print(f"shardopt {__version__}")
         raise typer.Exit
 

@@ -76,14 +76,14 @@ def calibrate(
         check_number("minutes", minutes, 1, MAX_MINUTES)
     elif quick:
         minutes = QUICK_MINUTES
-    kept = rows or output.with_suffix(".rows.csv")
-    if kept == output:
-        raise InputError(f"--rows {kept} is the profile's own file; choose another")
+    rows_file = rows or output.with_suffix(".rows.csv")
+    if rows_file == output:
+        raise InputError(f"--rows {rows_file} is the profile's own file; choose another")
     join = rank_of_torchrun()
     workload = None if model is None else load_model(model)
     if join is None or join.index == 0:
         check_writable(output)
-        check_writable(kept)
+        check_writable(rows_file)
     # torch, fbgemm and the fits, once the files are known to be good
     with needs_torchrec():
         import fbgemm_gpu  # noqa: F401
@@ -99,7 +99,7 @@ def calibrate(
     if only is Group.HOST:
         size = design.BRIEF
     settings = design.CalibrationSettings(
-        backend, count, size, kept, between, workload, hosts, runtime, only, minutes
+        backend, count, size, rows_file, between, workload, hosts, runtime, only, minutes
     )
     run.check_calibration(settings)
     quiet = quiet or bool(join and join.index)
@@ -126,15 +126,15 @@ def _silent(_: str) -> None:
     pass
 
 
-def _ranks(given: int | None, join: Rank | None) -> int | None:
-    """World size, which torchrun knows; None where nobody says it."""
+def _ranks(ranks: int | None, join: Rank | None) -> int | None:
+    """Return the world size, torchrun's if there is one; None if none is given."""
     from predictor.errors import InputError
 
     if join is None:
-        return given
-    if given not in (None, join.world_size):
+        return ranks
+    if ranks not in (None, join.world_size):
         raise InputError(
-            f"--ranks is {given}, but torchrun has started {join.world_size}; leave --ranks out"
+            f"--ranks is {ranks}, but torchrun has started {join.world_size}; leave --ranks out"
         )
     return join.world_size
 
@@ -151,10 +151,13 @@ def _write(
 
     base = "cpu-gloo" if settings.backend == "gloo" else run.base_of_gpu(say)
     points = [point for points in run.points_of(settings) for point in points]
-    left = len(run.missing(measured, points))
-    if left:
-        say(f"{left} of {len(points)} points are not measured; the same command goes on with them")
-    found = build_profile(
+    missing = len(run.missing(measured, points))
+    if missing:
+        say(
+            f"{missing} of {len(points)} points are not measured; the same command goes on with "
+            "them"
+        )
+    profile = build_profile(
         measured.rows,
         measured.origin,
         load_hardware(base),
@@ -164,32 +167,33 @@ def _write(
         settings.link_gbit_s,
         settings.hosts,
         settings.only,
-        left,
+        missing,
         settings.model,
     )
     whole = settings.backend == "gloo" and settings.only is None
-    atomic_write_text(output, profile_text(found, None if whole else base))
+    atomic_write_text(output, profile_text(profile, None if whole else base))
     load_hardware(str(output) if output.parent != Path() else f"./{output}")
-    return found
+    return profile
 
 
-def _view(found: CalibratedProfile, output: Path, rows: Path) -> View:
-    verdict, known = found.profile.verdict, {f: e for f, e in found.errors.items() if e.n}
+def _view(calibrated: CalibratedProfile, output: Path, rows: Path) -> View:
+    verdict = calibrated.profile.verdict
+    errors = {family: e for family, e in calibrated.errors.items() if e.n}
     data = {
         "profile": str(output),
         "rows": str(rows),
         "errors": {
             family: {"mape": e.mape, "geomean": e.gmae, "bias": e.bias, "n": e.n}
-            for family, e in known.items()
+            for family, e in errors.items()
         },
         "verdict": verdict and verdict.model_dump(),
-        "notes": list(found.notes),
+        "notes": list(calibrated.notes),
     }
     shown = [
         (family, f"{e.mape:.1%}", f"{e.gmae:.1%}", f"{e.bias:+.1%}", str(e.n))
-        for family, e in known.items()
+        for family, e in errors.items()
     ]
-    lines = [*found.notes]
+    lines = [*calibrated.notes]
     if verdict is not None:
         lines.append(
             f"verdict: {': '.join(filter(None, [verdict.quality, '; '.join(verdict.why)]))}"

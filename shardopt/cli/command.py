@@ -100,7 +100,7 @@ ENTRY = re.compile(r"(\w+)(?: \((.*?)\))?: (.*)")
 
 @dataclass(frozen=True)
 class Described:
-    """What a docstring says of a parameter: its panel, its names, its value's name, its help."""
+    """Docstring of a parameter: its panel, its names, its value's name, its help."""
 
     panel: str
     names: tuple[str, ...]
@@ -125,9 +125,9 @@ class Described:
 
 
 def describe(text: str) -> tuple[str, dict[str, Described]]:
-    """What a docstring says before its sections, and of the parameters in them."""
+    """Split a docstring into its head and the descriptions of its parameters."""
     head: list[str] = []
-    found: dict[str, Described] = {}
+    described: dict[str, Described] = {}
     panel = name = ""
     for line in inspect.cleandoc(text).splitlines():
         section, entry = SECTION.fullmatch(line), ENTRY.fullmatch(line.strip())
@@ -140,16 +140,21 @@ def describe(text: str) -> tuple[str, dict[str, Described]]:
             name, spec = entry[1], (entry[2] or "").split()
             names = tuple(word for word in spec if word.startswith("-"))
             metavar = " ".join(word for word in spec if not word.startswith("-")) or None
-            found[name] = Described(panel, names, metavar, entry[3])
+            described[name] = Described(panel, names, metavar, entry[3])
         elif line:
-            one = found[name]
-            found[name] = Described(one.panel, one.names, one.metavar, f"{one.help} {line.strip()}")
-    return "\n".join(head).strip(), found
+            last = described[name]
+            described[name] = Described(
+                last.panel,
+                last.names,
+                last.metavar,
+                f"{last.help} {line.strip()}",
+            )
+    return "\n".join(head).strip(), described
 
 
 @cache
 def shared() -> dict[str, Described]:
-    """What `FLAGS` describes."""
+    """Return the parameters that `FLAGS` describes."""
     return describe(FLAGS)[1]
 
 
@@ -165,33 +170,37 @@ def command(function: Callable[..., object], rare: Sequence[str] = ()) -> Callab
     doc, own = describe(function.__doc__ or "")
     hints = get_type_hints(function)
     groups: dict[str, Any] = {}
-    found: dict[str, tuple[Any, Any]] = {}
+    parameters: dict[str, tuple[Any, Any]] = {}
     declared = inspect.signature(function).parameters
     for parameter in declared.values():
         kind = hints[parameter.name]
         if is_dataclass(kind) and isinstance(kind, type):
             groups[parameter.name] = kind
             types = get_type_hints(kind)
-            found |= {f.name: (types[f.name], f.default) for f in fields(kind)}
+            parameters |= {f.name: (types[f.name], f.default) for f in fields(kind)}
         else:
             empty = parameter.default is inspect.Parameter.empty
-            found[parameter.name] = (kind, MISSING if empty else parameter.default)
+            parameters[parameter.name] = (kind, MISSING if empty else parameter.default)
     shows = hints.get("return") in (View, View | None)
     if shows:
-        found |= {name: (bool, False) for name in ("json", "quiet")}
-    known = {**shared(), **own}
-    flat = [_typer_parameter(n, *of, known, hidden=n in rare) for n, of in found.items()]
+        parameters |= {name: (bool, False) for name in ("json", "quiet")}
+    described = {**shared(), **own}
+    flat = [
+        _typer_parameter(n, *spec, described, hidden=n in rare) for n, spec in parameters.items()
+    ]
     if rare:
         flat.append(_HELP_ALL)
 
-    def run(**given: Any) -> None:
-        given.pop(_HELP_ALL.name, None)
-        shown = {name: given[name] for name in ("json", "quiet") if shows}
+    def run(**arguments: Any) -> None:
+        arguments.pop(_HELP_ALL.name, None)
+        shown = {name: arguments[name] for name in ("json", "quiet") if shows}
         for name in shown.keys() - declared.keys():
-            del given[name]
+            del arguments[name]
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        view = function(**given)
+            arguments[name] = group(
+                **{field.name: arguments.pop(field.name) for field in fields(group)}
+            )
+        view = function(**arguments)
         if isinstance(view, View):
             from shardopt.cli.output import show
 
@@ -208,17 +217,19 @@ def _typer_parameter(
 ) -> inspect.Parameter:
     if kind is typer.Context:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
-    one = described[name]
-    as_argument = one.panel == ARGUMENTS
-    annotation = Annotated[kind, one.argument() if as_argument else one.option(name, hidden=hidden)]
+    shown = described[name]
+    as_argument = shown.panel == ARGUMENTS
+    annotation = Annotated[
+        kind, shown.argument() if as_argument else shown.option(name, hidden=hidden)
+    ]
     default = inspect.Parameter.empty if default is MISSING else default
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
-def _show_all(context: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _show_all(context: typer.Context, value: bool) -> None:
+    if value:
         for parameter in context.command.params:
             parameter.hidden = False  # type: ignore[attr-defined]
         print(context.get_help(), end="")

@@ -45,12 +45,12 @@ def explain(
     for path in (html, trace):
         check_writable(path)
     explanation = explain_plan(setting.problem(), predicted, setting.case())
-    given, told = explanation.given, []
+    explained, notes = explanation.subject, []
     if trace is not None:
-        meta = {"plan": given.name, "versions": versions()}
-        write_json(trace, chrome_trace(given.prediction, meta=meta))
-        told.append(f"wrote {trace}; open it at ui.perfetto.dev")
+        meta = {"plan": explained.name, "versions": versions()}
+        write_json(trace, chrome_trace(explained.prediction, meta=meta))
+        notes.append(f"wrote {trace}; open it at ui.perfetto.dev")
     if html is not None:
         atomic_write_text(html, page(setting, explanation, versions()))
-        told.append(f"wrote {html}; open it in a browser")
-    return explain_view(setting, explanation, told)
+        notes.append(f"wrote {html}; open it in a browser")
+    return explain_view(setting, explanation, notes)

@@ -44,10 +44,10 @@ def cluster(
     from shardopt.files import atomic_write_text
 
     check_writable(output, [from_nvidia_smi])
-    found, notes = describe(read_host(from_nvidia_smi), hosts_of(hosts), hardware)
-    text = yaml.safe_dump(found, sort_keys=False)
+    described, notes = describe(read_host(from_nvidia_smi), hosts_of(hosts), hardware)
+    text = yaml.safe_dump(described, sort_keys=False)
     if output is not None:
         atomic_write_text(output, text)
         notes.append(f"wrote {output}")
     lines = [] if output is not None else [Line(line, wraps=False) for line in text.splitlines()]
-    return View({**found, "notes": notes}, lines, notes=notes)
+    return View({**described, "notes": notes}, lines, notes=notes)

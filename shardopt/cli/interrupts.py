@@ -37,25 +37,25 @@ def end_at_interrupts() -> None:
 
 
 @contextmanager
-def remember_interrupts(seen: list[int]) -> Iterator[None]:
-    """Append the exit codes of the signals that come meanwhile to ``seen``; the first of them raise
-    KeyboardInterrupt all the same, in the block or as it begins."""
+def remember_interrupts(codes: list[int]) -> Iterator[None]:
+    """Append the exit codes of the signals that come meanwhile to ``codes``; the first of them
+    raise KeyboardInterrupt all the same, in the block or as it begins."""
     terminated: list[int] = []
     last: list[int] = []
     hook = sys.unraisablehook
 
     def again(lost: sys.UnraisableHookArgs) -> None:
-        """What is raised inside a finalizer, or a callback of a fork, is lost: it comes again."""
-        if not (seen and last and issubclass(lost.exc_type, KeyboardInterrupt)):
+        """Send a signal again if its error was lost in a finalizer or a callback of a fork."""
+        if not (codes and last and issubclass(lost.exc_type, KeyboardInterrupt)):
             hook(lost)
             return
-        seen.pop()
+        codes.pop()
         Timer(AGAIN_S, os.kill, (os.getpid(), last[0])).start()
 
     def handle(number: int, frame: FrameType | None) -> None:
         last[:] = [number]
-        seen.append(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED)
-        if len(seen) > PATIENCE:
+        codes.append(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED)
+        if len(codes) > PATIENCE:
             end_at_once(signal.SIGTERM if terminated else number)
         raise KeyboardInterrupt
 
@@ -115,7 +115,7 @@ def _sigterm_as_sigint(terminated: list[int]) -> Iterator[None]:
 
 
 def _ours() -> list[signal.Signals]:
-    """Not where somebody else handles them, nor outside the main thread."""
+    """Return the signals to handle: none that others handle, and none outside the main thread."""
     if current_thread() is not main_thread():
         return []
     return [n for n, default in DEFAULTS.items() if signal.getsignal(n) in (default, end_at_once)]

@@ -64,9 +64,9 @@ def _view(lesson: Lesson, path: str) -> View:
     ]
     whole = lesson.measured_ms
     unmatched = [
-        f"not matched: {left.name}, {ms(left.ms)}"
-        + (f" ({left.ms / whole:.1%} of a step)" if whole else "")
-        for left in lesson.unmatched
+        f"not matched: {cost.name}, {ms(cost.ms)}"
+        + (f" ({cost.ms / whole:.1%} of a step)" if whole else "")
+        for cost in lesson.unmatched
     ]
     end = (
         f"{ms(whole)} measured; {ms(lesson.before_ms)} predicted before, {ms(lesson.after_ms)} "

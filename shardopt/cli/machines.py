@@ -27,16 +27,16 @@ def read_gpus(text: str | None) -> list[int]:
     Raises:
         BadParameter: they are not whole numbers.
     """
-    found = []
+    counts = []
     for word in [] if text is None else text.split(","):
         try:
-            found.append(int(word))
+            counts.append(int(word))
         except ValueError:
             raise typer.BadParameter(
                 f"'{word}' is not a valid integer; give one number, or several as in 8,16,64",
                 param_hint="'--gpus'",
             ) from None
-    return found
+    return counts
 
 
 def plan_each(
@@ -74,29 +74,32 @@ def plan_each(
         stops.append(stop_of(inputs, interruptible=True))
         return stops[-1]
 
-    found: list[OnMachine] = []
+    planned_machines: list[OnMachine] = []
     files: list[Path] = []
     planned = plan_machines(request, hardware, gpus, prices, cache, stop)
-    for one, path in zip(planned, paths, strict=True):
-        found.append(one)
-        if one.answer is None:
+    for machine, path in zip(planned, paths, strict=True):
+        planned_machines.append(machine)
+        if machine.answer is None:
             continue
         if path is not None:
             files.append(path)
-            atomic_write_text(path, one.answer.plan_text())
-        note([f"{one.gpus} x {one.hardware}: {one.answer.best.iteration_ms:.4g} ms"], quiet=quiet)
+            atomic_write_text(path, machine.answer.plan_text())
+        note(
+            [f"{machine.gpus} x {machine.hardware}: {machine.answer.best.iteration_ms:.4g} ms"],
+            quiet=quiet,
+        )
         if stops[-1].is_interrupted:
             break
-    if all(one.answer is None for one in found):
-        raise InfeasibleError(found[0].lacks)
+    if all(machine.answer is None for machine in planned_machines):
+        raise InfeasibleError(planned_machines[0].lacks)
     cut = stops[-1].is_interrupted
-    return replace(machines_view(found, files), code=EXIT_INTERRUPTED if cut else 0)
+    return replace(machines_view(planned_machines, files), code=EXIT_INTERRUPTED if cut else 0)
 
 
 def _paths(
     output: Path | None, hardware: Sequence[str | None], gpus: Sequence[int], inputs: Sequence[Path]
 ) -> list[Path | None]:
-    """Where the plan of each machine goes, in the order in which they are planned.
+    """Return the path for the plan of each machine, in the order in which they are planned.
 
     Raises:
         InputError: it cannot be written, or two go to the same file.
@@ -108,14 +111,14 @@ def _paths(
         return [None] * len(machines)
     if is_stream(output):
         raise InputError(f"{output}: each machine has a plan of its own; give the name of a file")
-    found: dict[Path, str] = {}
+    by_path: dict[Path, str] = {}
     for name, ranks in machines:
         path = output.with_name(f"{output.stem}.{Path(name).stem}.{ranks}{output.suffix}")
-        if path in found:
+        if path in by_path:
             raise InputError(
-                f"{path} would hold two plans, of {found[path]} and of {name} with {ranks} GPUs; "
+                f"{path} would hold two plans, of {by_path[path]} and of {name} with {ranks} GPUs; "
                 "name each machine once, and its profile by a file name of its own"
             )
-        found[path] = name
+        by_path[path] = name
         check_writable(path, inputs)
-    return [*found]
+    return [*by_path]

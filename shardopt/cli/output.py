@@ -88,17 +88,17 @@ def predict_plans(
     """Predictions of plan files, with a warning for every doubt about them."""
     from shardopt.api import given_plans
 
-    setting, found = given_plans.predict_plans(model, paths, machine, strict=strict)
-    for item in found:
+    setting, predicted = given_plans.predict_plans(model, paths, machine, strict=strict)
+    for item in predicted:
         for doubt in item.doubts:
             warn(f"{item.name}: {doubt}")
-    return setting, found
+    return setting, predicted
 
 
 def next_lines(
     model: Path | None, output: Path | None, condition: str = "", *, plan: str = "Plan 1"
 ) -> tuple[str, str]:
-    """What became of the best plan, and what to type next.
+    """Say what became of the best plan, and what to type next.
 
     Args:
         model: the file that the written plan is for.
@@ -119,9 +119,9 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
         several = value if isinstance(value, list) else [value]
         words += [
             word
-            for one in several
-            if one is not None and one is not False
-            for word in ([flag] if one is True else [flag, str(one)])
+            for item in several
+            if item is not None and item is not False
+            for word in ([flag] if item is True else [flag, str(item)])
         ]
     return words
 
@@ -132,7 +132,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     sys.stdout.write(to_json(data))
     sys.stdout.flush()
 
@@ -145,9 +145,9 @@ def to_json(data: Mapping[str, Any]) -> str:
 
 def _known(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _known(of) for key, of in value.items()}
+        return {key: _known(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(of) for of in value]
+        return [_known(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -165,7 +165,7 @@ def open_streams() -> None:
 
 
 def close_stdout() -> None:
-    """What stdout could not take is given up; Python would try again when it ends."""
+    """Give up what stdout could not take, as Python would try again when it ends."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -239,8 +239,8 @@ def _replay(path: Path, model: Path | None, context: typer.Context) -> View:
         PlanError: the file does not say what made it, or asks for what no plan file may; or it came
             out otherwise, with all that differs.
     """
-    given = [of for of in context.command.params if _is_given(context, of.name or "")]
-    extra = [of.opts[0] for of in given if of.name not in WITH_REPLAY]
+    passed = [p for p in context.command.params if _is_given(context, p.name or "")]
+    extra = [p.opts[0] for p in passed if p.name not in WITH_REPLAY]
     if extra:
         raise InputError(
             f"--replay takes everything from the plan file; leave out {', '.join(extra)}"
@@ -249,8 +249,8 @@ def _replay(path: Path, model: Path | None, context: typer.Context) -> View:
     from predictor.model.plan_json import load_plan
 
     before = load_plan(path)
-    made = before.meta.get(MADE)
-    settings = made.get("settings") if isinstance(made, Mapping) else None
+    made_by = before.meta.get(MADE)
+    settings = made_by.get("settings") if isinstance(made_by, Mapping) else None
     if not isinstance(settings, Mapping):
         raise PlanError(
             f"{path}: does not say what made it; `shardopt plan ... -o FILE` of this version "
@@ -283,38 +283,38 @@ def _text_again(request: PlanRequest, settings: Mapping[str, Any]) -> str:
 
     request.check()
     inputs = read_inputs(request)
-    found = find_answer(inputs, stop_of(inputs, interruptible=True), None)
-    if found.result.stopped_by == "interrupted":
+    answer = find_answer(inputs, stop_of(inputs, interruptible=True), None)
+    if answer.result.stopped_by == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
     if request.strict:
-        refuse_outside(found.best.out_of_range)
-    made = {**found.head[MADE], "settings": dict(settings)}
-    return replace(found, head={**found.head, MADE: made}).plan_text()
+        refuse_outside(answer.best.out_of_range)
+    made_by = {**answer.head[MADE], "settings": dict(settings)}
+    return replace(answer, head={**answer.head, MADE: made_by}).plan_text()
 
 
 def _differences(old: ShardingPlan, again: str) -> list[str]:
-    """What differs between a plan file and the one that was made again."""
+    """List the differences between a plan file and the one that was made again."""
     from predictor.model.plan_json import plan_from_dict
     from shardopt.explain.differences import header_diffs, table_diffs
 
     new = plan_from_dict(json_format.loads(again), where="the plan made again")
     was, now = old.meta[MADE], new.meta[MADE]
-    found = [f"the contents of {name} differ" for name in _unequal(was, now, "inputs")]
-    found += [
+    lines = [f"the contents of {name} differ" for name in _unequal(was, now, "inputs")]
+    lines += [
         f"{name} was {before} and is {after}"
         for name, (before, after) in _unequal(was, now, "versions").items()
     ]
     if was.get("code") != now.get("code"):
-        found.append("the code of shardopt differs")
+        lines.append("the code of shardopt differs")
     header = header_diffs(old, new)
-    found += [f"{key} was {before!r} and is {after!r}" for key, (before, after) in header.items()]
+    lines += [f"{key} was {before!r} and is {after!r}" for key, (before, after) in header.items()]
     tables = [f"'{diff.table}' ({', '.join(diff.what)})" for diff in table_diffs(old, new)]
     if tables:
-        found.append(f"tables that differ: {', '.join(tables)}")
-    return found or ["the same plan, written otherwise"]
+        lines.append(f"tables that differ: {', '.join(tables)}")
+    return lines or ["the same plan, written otherwise"]
 
 
 def _unequal(was: Mapping[str, Any], now: Mapping[str, Any], part: str) -> dict[str, Any]:
     """Keys of a part of what made two plans that differ, with both values."""
-    a, b = (made[part] if isinstance(made.get(part), Mapping) else {} for made in (was, now))
+    a, b = (source[part] if isinstance(source.get(part), Mapping) else {} for source in (was, now))
     return {k: (a.get(k), b.get(k)) for k in dict.fromkeys((*a, *b)) if a.get(k) != b.get(k)}

@@ -97,39 +97,43 @@ def stats(
         from shardopt.report.stats import stats_view
         from shardopt.stats.result import summarise, write_stats
 
-        found = list(summarise(counts[WHOLE], reading, hot))
-        told = [f"feature '{f.name}' has no ids; no file describes it" for f in found if not f.seen]
-        told += _lacking(reading, [f.name for f in found])
+        result = list(summarise(counts[WHOLE], reading, hot))
+        notes = [
+            f"feature '{f.name}' has no ids; no file describes it" for f in result if not f.seen
+        ]
+        notes += _lacking(reading, [f.name for f in result])
         if output is not None:
-            write_stats(output, found)
-            told.append(f"wrote {output}")
+            write_stats(output, result)
+            notes.append(f"wrote {output}")
         if write_model is not None and model is not None and output is not None:
-            _write_model(write_model, model, output, found)
-            told.append(f"wrote {write_model}")
-        view = stats_view(found, output, told)
+            _write_model(write_model, model, output, result)
+            notes.append(f"wrote {write_model}")
+        view = stats_view(result, output, notes)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return view
 
 
 def _windows(counts: Windows, reading: ReadOptions, hot: int, output: Path | None) -> View:
-    """How the features move; a file is written for each window."""
+    """Show how the features move, and write a file for each window."""
     from shardopt.report.stats import WindowStats, windows_view
     from shardopt.stats.result import measure_drift, summarise, write_stats
 
     assert reading.window is not None
-    found, told = [], _lacking(reading, list(next(iter(counts.values()))))
+    window_stats, notes = [], _lacking(reading, list(next(iter(counts.values()))))
     for start, features in counts.items():
         name = reading.window.name(start)
-        seen = list(summarise(features, reading, hot))
+        statistics = list(summarise(features, reading, hot))
         file = None
         if output is not None:
             file = output.with_suffix(f".{name}{output.suffix}")
-            write_stats(file, seen)
-        found.append(WindowStats(name, start, seen, file))
+            write_stats(file, statistics)
+        window_stats.append(WindowStats(name, start, statistics, file))
     if output is not None:
-        told.append(f"wrote {len(found)} files, {found[0].file} to {found[-1].file}")
-    return windows_view(found, measure_drift(counts), told)
+        notes.append(
+            f"wrote {len(window_stats)} files, {window_stats[0].file} to {window_stats[-1].file}"
+        )
+    return windows_view(window_stats, measure_drift(counts), notes)
 
 
 def _check_copy(
@@ -148,10 +152,10 @@ def _check_copy(
         raise InputError(f"{copy}: --write-model and --output name the same file")
 
 
-def _lacking(reading: ReadOptions, found: Sequence[str]) -> list[str]:
+def _lacking(reading: ReadOptions, names: Sequence[str]) -> list[str]:
     if reading.features is not None or not isinstance(reading.rows, Mapping):
         return []
-    lacking = [name for name in reading.rows if name not in found]
+    lacking = [name for name in reading.rows if name not in names]
     if not lacking:
         return []
     return [
@@ -160,13 +164,13 @@ def _lacking(reading: ReadOptions, found: Sequence[str]) -> list[str]:
     ]
 
 
-def _write_model(copy: Path, model: Path, output: Path, found: Sequence[FeatureStats]) -> None:
+def _write_model(copy: Path, model: Path, output: Path, statistics: Sequence[FeatureStats]) -> None:
     from shardopt.config.write import fill_model, relative
     from shardopt.files import atomic_write_text, decode, read_bytes
     from shardopt.stats.result import model_values
 
     file = relative(output, copy)
-    values = {f.name: model_values(f, file) for f in found if f.seen is not None}
+    values = {f.name: model_values(f, file) for f in statistics if f.seen is not None}
     text = decode(read_bytes(model, "model file"), model)
     atomic_write_text(copy, fill_model(text, values, model, copy))
 

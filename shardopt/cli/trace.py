@@ -39,41 +39,41 @@ def trace(
 
     check_writable(trace, files)
     check_writable(dense, files)
-    found = load_traces(files)
-    simulated, notes = _simulate(found)
+    traces = load_traces(files)
+    simulated, notes = _simulate(traces)
     if trace is not None:
-        _write_timeline(trace, found, simulated)
+        _write_timeline(trace, traces, simulated)
         notes.append(f"wrote {trace}; open it at ui.perfetto.dev")
     if dense is not None:
-        notes += _write_dense(dense, found, batch_size)
-    return trace_view(found, simulated, notes)
+        notes += _write_dense(dense, traces, batch_size)
+    return trace_view(traces, simulated, notes)
 
 
-def _simulate(found: TraceSet) -> tuple[SimulatedTrace | None, list[str]]:
+def _simulate(traces: TraceSet) -> tuple[SimulatedTrace | None, list[str]]:
     """The prediction, or why there is none: a breakdown needs less than that."""
     from predictor.trace.simulate.step import simulate_trace
 
-    if not any(trace.device for trace in found.traces):
+    if not any(trace.device for trace in traces.traces):
         return None, []
     try:
-        return simulate_trace(found.traces), []
+        return simulate_trace(traces.traces), []
     except InputError as error:
         return None, [f"no prediction: {error}"]
 
 
-def _write_timeline(path: Path, found: TraceSet, simulated: SimulatedTrace | None) -> None:
+def _write_timeline(path: Path, traces: TraceSet, simulated: SimulatedTrace | None) -> None:
     from predictor.trace.chrome import comparison_trace
     from shardopt.api.cache import versions
     from shardopt.cli.output import write_json
 
-    if not found.traces:
+    if not traces.traces:
         raise InputError(
             "--trace: execution traces hold no times to draw; give the Kineto traces too"
         )
-    write_json(path, comparison_trace(found.traces, simulated, meta={"versions": versions()}))
+    write_json(path, comparison_trace(traces.traces, simulated, meta={"versions": versions()}))
 
 
-def _write_dense(path: Path, found: TraceSet, batch_size: int | None) -> list[str]:
+def _write_dense(path: Path, traces: TraceSet, batch_size: int | None) -> list[str]:
     """Writes the section and says how it was made."""
     from dataclasses import replace
 
@@ -84,13 +84,13 @@ def _write_dense(path: Path, found: TraceSet, batch_size: int | None) -> list[st
 
     if batch_size is not None and batch_size < 1:
         raise InputError(f"--batch-size is {batch_size}; it must be at least 1")
-    if not found.traces:
+    if not traces.traces:
         raise InputError("--dense: execution traces hold no times; give the Kineto traces too")
-    traced = traced_dense(found.traces, batch_size)
+    traced = traced_dense(traces.traces, batch_size)
     times = {f"{phase}_ms": round(getattr(traced.measured, f"{phase}_ms"), 4) for phase in PHASES}
     measured = replace(traced.measured, **times)
     source = (
-        f"the dense part of {plural(len(found.traces), 'rank')}, median of {traced.steps} steps"
+        f"the dense part of {plural(len(traces.traces), 'rank')}, median of {traced.steps} steps"
     )
     atomic_write_text(path, dense_text(measured, [source, *traced.notes]))
     shown = ", ".join(f"{phase} {ms(times[f'{phase}_ms'])}" for phase in PHASES)

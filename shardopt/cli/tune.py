@@ -29,7 +29,7 @@ MAX_VALUES = 64
 MAX_TRIALS = 1_000_000
 TRIALS = 24
 STUDY_DIGITS = 10
-"""Of the digest in the name of a study."""
+"""Digits of the digest in the name of a study."""
 SYNTAX = "A:B doubles from A to B, A:B:STEP goes in steps, A/B/C are these"
 
 
@@ -129,7 +129,7 @@ def _begin(setting: Setting, flags: TuneFlags, budget: Budget) -> tuple[Tuning, 
     goals = read_goals(flags.objectives, knobs)
     case = setting.case()
     grid = grid_of(case, knobs)
-    # what the trials are made for, on all of which workers must agree
+    # facts behind the trials; workers must agree on all of them
     facts = {
         "shardopt": __version__,
         **{key: value for key, value in setting.facts().items() if key != "model"},
@@ -143,10 +143,10 @@ def _begin(setting: Setting, flags: TuneFlags, budget: Budget) -> tuple[Tuning, 
     study, shared = flags.study, None
     if flags.storage is not None:
         shared = open_storage(flags.storage)
-        what = digest(facts, grid.values, [goal.name for goal in goals], budget.seed)
-        study = study or f"shardopt-{setting.workload.name}-{what[:STUDY_DIGITS]}"
-    made = new_study(grid, goals, budget.seed, facts, name=study, shared=shared)
-    return Tuning(case, grid, goals, budget, made, shared), study
+        inputs = digest(facts, grid.values, [goal.name for goal in goals], budget.seed)
+        study = study or f"shardopt-{setting.workload.name}-{inputs[:STUDY_DIGITS]}"
+    new = new_study(grid, goals, budget.seed, facts, name=study, shared=shared)
+    return Tuning(case, grid, goals, budget, new, shared), study
 
 
 def _search(tuning: Tuning, progress: Progress) -> tuple[TuneResult, list[Member], bool]:
@@ -155,9 +155,9 @@ def _search(tuning: Tuning, progress: Progress) -> tuple[TuneResult, list[Member
 
     def watch(done: int, total: int, best: Trial | None) -> None:
         begun.append((time.monotonic(), done))
-        left = time_left(begun[0], begun[-1], total)
+        remaining = time_left(begun[0], begun[-1], total)
         best_ms = None if best is None else best.iteration_ms
-        progress(f"trial {min(done + 1, total)} of {total}{left}", done / total, best_ms, None)
+        progress(f"trial {min(done + 1, total)} of {total}{remaining}", done / total, best_ms, None)
 
     def last(stage: str, fraction: float, best_ms: float | None, bound_ms: float | None) -> None:
         progress(f"best setting: {stage}", fraction, best_ms, bound_ms)
@@ -195,11 +195,11 @@ def read_knobs(text: str) -> dict[str, tuple[Value, ...] | None]:
     return chosen
 
 
-def _check_known(flag: str, what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
+def _check_known(flag: str, kind: str, name: str, allowed: Collection[str]) -> None:
+    if name not in allowed:
         raise InputError(
-            f"--{flag}: unknown {what} '{name}'{did_you_mean(name, known)}; there are "
-            f"{', '.join(known)}"
+            f"--{flag}: unknown {kind} '{name}'{did_you_mean(name, allowed)}; there are "
+            f"{', '.join(allowed)}"
         )
 
 
@@ -211,20 +211,20 @@ def _values(knob: Knob, name: str, text: str) -> tuple[Value, ...]:
 
     def value(piece: str) -> Value:
         try:
-            found = knob.kind(piece.strip())
-            fine = found != "" if isinstance(found, str) else math.isfinite(found)
+            converted = knob.kind(piece.strip())
+            fine = converted != "" if isinstance(converted, str) else math.isfinite(converted)
         except (ValueError, OverflowError):
             fine = False
         if not fine:
             raise refuse(f": '{piece}' is not allowed ({knob.allowed}); {SYNTAX}")
-        return found
+        return converted
 
     def check_count(count: float) -> None:
         if count > MAX_VALUES:
             raise refuse(f" has {count:.0f} values, at most {MAX_VALUES} are tried")
 
     if not (":" in text and knob.ordered):
-        found = [value(piece) for piece in text.split("/")]
+        values = [value(piece) for piece in text.split("/")]
     else:
         low, high, *steps = (float(value(piece)) for piece in text.split(":"))
         if len(steps) > 1:
@@ -240,15 +240,15 @@ def _values(knob: Knob, name: str, text: str) -> tuple[Value, ...]:
         reached = [low + i * steps[0] if steps else low * 2**i for i in places]
         if reached[-1] < high * (1 - 1e-9):
             reached.append(high)
-        found = [int(x) if knob.kind is int else round(x, 9) for x in reached]
-    if len(set(found)) < len(found):
+        values = [int(x) if knob.kind is int else round(x, 9) for x in reached]
+    if len(set(values)) < len(values):
         raise refuse(" has a value twice")
-    check_count(len(found))
-    return tuple(sorted(found, key=float) if knob.ordered else found)
+    check_count(len(values))
+    return tuple(sorted(values, key=float) if knob.ordered else values)
 
 
 def read_goals(text: str | None, knobs: dict[str, tuple[Value, ...] | None]) -> list[Goal]:
-    """What is minimised.
+    """Read the objectives to minimise.
 
     Raises:
         InputError: an unknown objective, or one twice.

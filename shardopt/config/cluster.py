@@ -38,7 +38,7 @@ MOST_LEVELS = 8
 MAX_GIB = 1e6
 
 RACK = "rack"
-"""What racks are called that only their numbers of hosts tell apart, where no level names them."""
+"""Level name for racks that are given only as numbers of hosts."""
 
 
 def _one_number(value: object) -> object:
@@ -66,9 +66,9 @@ def _hosts(value: object) -> object:
     """So many alike, the hosts of each rack, or a list of names or mappings."""
     if isinstance(value, list) and not _of_racks(value):
         return [{"name": item} if isinstance(item, str) else item for item in value]
-    given = value if isinstance(value, list) else [value]
-    counts = [int(n) for n in map(as_number, given) if n is not None and n == int(n) >= 1]
-    if len(counts) < len(given) or sum(counts) > MOST_RANKS:
+    items = value if isinstance(value, list) else [value]
+    counts = [int(n) for n in map(as_number, items) if n is not None and n == int(n) >= 1]
+    if len(counts) < len(items) or sum(counts) > MOST_RANKS:
         raise refuse(
             value,
             f"give the number of hosts, at least 1 and at most {MOST_RANKS}, or that of each rack, "
@@ -84,7 +84,7 @@ def _hosts(value: object) -> object:
 
 
 def _of_racks(hosts: list[Any]) -> bool:
-    """Whether a list has numbers; in quotes they are names of hosts."""
+    """Tell if a list has numbers; in quotes they are names of hosts."""
     return any(isinstance(item, int | float) for item in hosts)
 
 
@@ -109,7 +109,7 @@ class LevelSection(Section):
 
 
 class FabricSection(Section):
-    """What kind of network joins the hosts, and its rate for each GPU."""
+    """Kind of the network between hosts, and its rate for each GPU."""
 
     kind: Annotated[str, choice(list_networks())]
     per_gpu_gbps: Annotated[float, real(0, 1e6, above=True)] | None = None
@@ -174,7 +174,7 @@ class ClusterConfig:
 
 
 def load_cluster(path: str | Path) -> ClusterConfig:
-    """The cluster that a file describes.
+    """Load the cluster that a file describes.
 
     Args:
         path: a YAML file with ``schema: 1``, ``hosts``, ``ranks_per_host``; optional are ``name``,
@@ -212,22 +212,22 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     hosts, levels, local = section.hosts, section.levels, section.ranks_per_host
     domain, note = _domain(section, ranks, problems)
     shared = max(1.0, local / (section.nics_per_host or local))
-    if shared > 1 and ranks > domain and all(of.link == "nvlink" for of in levels):
+    if shared > 1 and ranks > domain and all(level.link == "nvlink" for level in levels):
         levels = [*levels, LevelSection(name="hosts")]
     network = _network_levels(levels, hosts, local, domain, shared, problems)
 
-    def profile_of(given: str | None) -> str | None:
+    def profile_of(name: str | None) -> str | None:
         """A profile's name as it is; a path made relative to the cluster file."""
-        is_path = given is not None and given.endswith((".yaml", ".yml"))
-        return str(Path(path).parent / given) if given and is_path else given
+        is_path = name is not None and name.endswith((".yaml", ".yml"))
+        return str(Path(path).parent / name) if name and is_path else name
 
     own = profile_of(section.hardware)
     mixed: tuple[str, ...] = ()
     if any(host.hardware is not None for host in hosts):
         mixed = tuple(profile_of(host.hardware) or own or "" for host in hosts)
     if "" in mixed:
-        what = "other hosts name their hardware; name this one's, or one for the file"
-        problems.fail(("hosts", mixed.index("")), what)
+        advice = "other hosts name their hardware; name this one's, or one for the file"
+        problems.fail(("hosts", mixed.index("")), advice)
     return ClusterConfig(
         name=section.name or Path(path).stem,
         hosts=len(hosts),
@@ -243,9 +243,9 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     )
 
 
-def _with_racks(section: ClusterSection, given: list[Any]) -> ClusterSection:
-    """The hosts of racks, of which only numbers were given, in parts of the innermost level."""
-    if not _of_racks(given):
+def _with_racks(section: ClusterSection, raw_hosts: list[Any]) -> ClusterSection:
+    """Place hosts that were given as numbers per rack into parts of the innermost level."""
+    if not _of_racks(raw_hosts):
         return section
     levels = section.levels or [LevelSection(name=RACK, link="nvlink")]
     hosts = [
@@ -279,15 +279,15 @@ def _check_lists(section: ClusterSection, problems: Problems) -> None:
 def _domain(section: ClusterSection, world: int, problems: Problems) -> tuple[int, str]:
     """Ranks joined by NVLink, by the rule of `predictor.model.topology.Topology`, checked here to
     name file and line; and what to tell the user of domains of unlike size."""
-    host, given = section.ranks_per_host, section.nvlink_domain
+    host, stated = section.ranks_per_host, section.nvlink_domain
     inner = next((level for level in section.levels if level.link == "nvlink"), None)
     size, note = (None, "") if inner is None else _nvlink_size(section, inner, world, problems)
-    if given is not None and inner and size and given != size:
-        problems.fail(("nvlink_domain",), f"got {given}, but level '{inner.name}' has {size}")
-    domain = given or size or host
+    if stated is not None and inner and size and stated != size:
+        problems.fail(("nvlink_domain",), f"got {stated}, but level '{inner.name}' has {size}")
+    domain = stated or size or host
     if host % domain and (domain % host or world % domain):
         problems.fail(
-            ("nvlink_domain",) if given is not None else ("levels", 0, "size"),
+            ("nvlink_domain",) if stated is not None else ("levels", 0, "size"),
             f"got {domain}; it must divide ranks_per_host ({host}), or be whole hosts that divide "
             f"all {world} ranks",
         )
@@ -322,7 +322,7 @@ def _nvlink_size(
 
 
 def _left_over(
-    count: int, outer: Sequence[LevelSection], number: int, what: str, problems: Problems
+    count: int, outer: Sequence[LevelSection], number: int, parts: str, problems: Problems
 ) -> int:
     """The size of a level that follows from the sizes of all levels around it.
 
@@ -332,19 +332,19 @@ def _left_over(
         number: of the level, for messages.
     """
     sizes = [level.size for level in outer]
-    given = [size for size in sizes if size is not None]
-    if len(given) < len(sizes):
+    stated_sizes = [size for size in sizes if size is not None]
+    if len(stated_sizes) < len(sizes):
         problems.fail(
             ("levels", number),
-            f"size is missing; give the number of {what}, or the size of every other level",
+            f"size is missing; give the number of {parts}, or the size of every other level",
         )
-    if count % math.prod(given):
+    if count % math.prod(stated_sizes):
         problems.fail(
             ("levels", number),
             f"size is missing, and {count} does not divide by the sizes of the levels around it, "
-            f"{' x '.join(map(str, given))}",
+            f"{' x '.join(map(str, stated_sizes))}",
         )
-    return count // math.prod(given)
+    return count // math.prod(stated_sizes)
 
 
 def _named_parts(
@@ -371,7 +371,7 @@ def _network_levels(
     shared: float,
     problems: Problems,
 ) -> tuple[NetworkLevel, ...]:
-    """What joins the hosts, or the NVLink domains that span hosts.
+    """Return the network levels between hosts, or between NVLink domains that span hosts.
 
     Args:
         local: ranks of a host.
@@ -379,19 +379,19 @@ def _network_levels(
         shared: ranks to a network card, of which a profile has one a rank.
     """
     first = sum(level.link == "nvlink" for level in levels)
-    known = [level.name for level in levels]
+    names = [level.name for level in levels]
     for number, host in enumerate(hosts):
         for name in host.places:
-            if name not in known:
-                words = ", ".join(known) or "none, as the file has no levels"
+            if name not in names:
+                words = ", ".join(names) or "none, as the file has no levels"
                 problems.fail(("hosts", number, "in"), f"level '{name}' is unknown; known: {words}")
     together = max(1, domain // local)
     units: list[Hashable] = [i // together for i in range(len(hosts))]
     if first:
         units = _named_parts(levels[0], 0, hosts, problems) or units
-    found = []
+    joined = []
     for i, level in enumerate(levels[first:], start=first):
-        found.append(
+        joined.append(
             NetworkLevel.of(
                 level.name,
                 units,
@@ -402,7 +402,7 @@ def _network_levels(
             )
         )
         units = _joined(levels, i, hosts, units, problems)
-    return tuple(found)
+    return tuple(joined)
 
 
 def _joined(
@@ -442,16 +442,16 @@ def _caps(raw: object, key: str, ranks: int, problems: Problems) -> tuple[int, .
     if raw is None:
         return None
     several = isinstance(raw, list)
-    given = raw if isinstance(raw, list) else [raw] * (ranks or 1)
-    if several and ranks and len(given) != ranks:
-        problems.add((key,), f"got {len(given)} numbers for {ranks} ranks; give one per rank")
-    numbers = [as_number(value) for value in given]
+    values = raw if isinstance(raw, list) else [raw] * (ranks or 1)
+    if several and ranks and len(values) != ranks:
+        problems.add((key,), f"got {len(values)} numbers for {ranks} ranks; give one per rank")
+    numbers = [as_number(value) for value in values]
     for i, number in enumerate(numbers):
         # 0 is a cap too: CPU ranks have no device memory, and hosts may have none to spare
         if number is None or not 0 <= number <= MAX_GIB:
             problems.add(
                 (key, i) if several else (key,),
-                f"got {shown(given[i])}; it must be GiB per rank, at least 0 and at most "
+                f"got {shown(values[i])}; it must be GiB per rank, at least 0 and at most "
                 f"{MAX_GIB:g}",
             )
             return None
@@ -459,7 +459,7 @@ def _caps(raw: object, key: str, ranks: int, problems: Problems) -> tuple[int, .
 
 
 def hardware_of(cluster: ClusterConfig) -> tuple[str, HardwareProfile] | None:
-    """Name or path of the cluster's profile, and the profile; None where the file leaves it open.
+    """Return the cluster's profile, after its name or path; None where the file names none.
 
     Where hosts differ, the slowest decides, and the name is that of the one with its kernels.
 

@@ -39,7 +39,7 @@ def read_hosts(path: str | Path) -> list[tuple[str, int | None]]:
 
 
 def _read_lines(lines: Sequence[str], path: str | Path) -> list[tuple[str, int | None]]:
-    found: dict[str, int | None] = {}
+    slots_of: dict[str, int | None] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].strip()
         if not words:
@@ -49,14 +49,14 @@ def _read_lines(lines: Sequence[str], path: str | Path) -> list[tuple[str, int |
             raise _refuse(path, number, words)
         slots = match["colon"] or match["slots"]
         for name in _names(match["names"], path, number):
-            if name in found:
+            if name in slots_of:
                 raise InputError(f"{path}:{number}: host '{name}' appears twice")
-            if len(found) == MOST_RANKS:
+            if len(slots_of) == MOST_RANKS:
                 raise InputError(f"{path}:{number}: more than {MOST_RANKS} hosts")
-            found[name] = None if slots is None else int(slots)
-    if not found:
+            slots_of[name] = None if slots is None else int(slots)
+    if not slots_of:
         raise InputError(f"{path}: names no host; give one a line")
-    return list(found.items())
+    return list(slots_of.items())
 
 
 def _names(text: str, path: str | Path, number: int) -> Iterator[str]:
@@ -80,9 +80,9 @@ def _names(text: str, path: str | Path, number: int) -> Iterator[str]:
             yield from (f"{before}{n:0{len(bounds[1])}d}{after}" for n in numbers)
 
 
-def _refuse(path: str | Path, number: int, given: str) -> InputError:
+def _refuse(path: str | Path, number: int, words: str) -> InputError:
     return InputError(
-        f"{path}:{number}: got {given[:60]!r}; allowed: a host's name, node[01-04,07], or a name "
+        f"{path}:{number}: got {words[:60]!r}; allowed: a host's name, node[01-04,07], or a name "
         "with slots=8"
     )
 
@@ -232,7 +232,7 @@ def describe(
             else f"{cards}: nothing is known of the network between hosts, and one card a GPU is "
             "assumed; give nics_per_host if there are fewer"
         )
-    found = {
+    keys = {
         "schema": 1,
         "hosts": len(hosts),
         "ranks_per_host": ranks,
@@ -240,4 +240,4 @@ def describe(
         **({"nics_per_host": host.nics} if host.nics else {}),
         **({"hardware": profile} if profile else {}),
     }
-    return found, notes
+    return keys, notes

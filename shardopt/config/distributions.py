@@ -48,9 +48,9 @@ LENGTHS = {
     "pooling_factor_max": (1e-300, 1e300),
     CORRELATION: (0.0, 1.0),
 }
-"""What stats files and features say of the ids of a sample, and what each can be."""
+"""Facts that stats files and features hold on the ids of a sample, and the range of each."""
 MOST_BYTES = 2**26
-"""Of a stats file; those of forty features have a few hundred kilobytes."""
+"""Largest stats file; those of forty features have a few hundred kilobytes."""
 
 
 @dataclass
@@ -111,19 +111,19 @@ class DistributionReader:
                 why = "all are 0; give at least one above 0"
                 self.problems.add((*path, "fractions"), why)
             return None
-        known = ["zipf", "reuse_histogram", "file", "files"]
-        hints = [did_you_mean(key, known) for key in raw if key not in known]
+        kinds = ["zipf", "reuse_histogram", "file", "files"]
+        hints = [did_you_mean(key, kinds) for key in raw if key not in kinds]
         self.problems.add(path, f"got {shown(raw)}; allowed is one of {KINDS}{''.join(hints[:1])}")
         return None
 
     def _window(self, raw: dict[str, Any], path: KeyPath, feature: str) -> Distribution | None:
-        found = check(WindowsSection, raw, path, self.problems)
-        if found is None:
+        windows = check(WindowsSection, raw, path, self.problems)
+        if windows is None:
             return None
-        files = tuple(found.files)
+        files = tuple(windows.files)
         self.windows = self.windows or files
         if len({*files}) >= 2 and len(files) == len(self.windows):
-            return self._measured(files[self.window], found.feature or feature, path, "files")
+            return self._measured(files[self.window], windows.feature or feature, path, "files")
         problem = "windows are two or more different files; write {file: ...} for one"
         if len({*files}) >= 2:
             problem = (
@@ -134,8 +134,8 @@ class DistributionReader:
         return None
 
     def pooling_ratio(self, raw: object, feature: str) -> float:
-        """By what the window's pooling factor differs from the first window's; 1 where the files do
-        not say."""
+        """Return the window's pooling factor over the first window's; 1 where the files do not
+        say."""
         if not isinstance(raw, dict) or "files" not in raw or not self.window:
             return 1.0
         name = str(raw.get("feature") or feature)
@@ -146,15 +146,15 @@ class DistributionReader:
         return now / first if now and first else 1.0
 
     def lengths(self, raw: Any, feature: str, mean: float) -> dict[str, float]:
-        """What the stats file of a distribution that was read says of the ids of a sample, by the
-        names of `Feature`, for a mean of ``mean``."""
+        """Return what a distribution's stats file says of the ids of a sample, by the names of
+        `Feature`, for a mean of ``mean``."""
         file = raw["files"][self.window] if "files" in raw else raw["file"]
         arrays = self._files.get(file) or {}
-        found = _lengths(arrays, str(raw.get("feature") or feature))
-        there = found.pop("pooling_factor", None)
+        lengths = _lengths(arrays, str(raw.get("feature") or feature))
+        there = lengths.pop("pooling_factor", None)
         if not there:
             return {}
-        return {k: v if k == CORRELATION else v * mean / there for k, v in found.items()}
+        return {k: v if k == CORRELATION else v * mean / there for k, v in lengths.items()}
 
     def _measured(
         self, file: str, feature: str, path: KeyPath, key: str = "file"
@@ -183,7 +183,7 @@ class DistributionReader:
                 refuse_streams(self.directory / file, "stats file")
                 arrays = load_arrays(self.directory / file, MOST_BYTES)
                 self._files[file] = {
-                    name: np.asarray(of, dtype=np.float64) for name, of in arrays.items()
+                    name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()
                 }
             except InputError as error:
                 self.problems.add(path, str(error))
@@ -204,27 +204,27 @@ def read_stats(path: Path) -> dict[str, Feature]:
     reader = DistributionReader(Path(), problems)
     arrays = reader._load(str(path), ()) or {}
     names = [key.removesuffix(".counts") for key in arrays if key.endswith(".counts")]
-    found = {}
+    features = {}
     for name in names:
         distribution = reader.read({"file": str(path), "feature": name}, (), name)
         lengths = _lengths(arrays, name)
         if "pooling_factor" not in lengths:
             lengths = {"pooling_factor": 1.0}
-        found[name] = Feature(name, distribution=distribution, **lengths)  # type: ignore[arg-type]
+        features[name] = Feature(name, distribution=distribution, **lengths)  # type: ignore[arg-type]
     problems.raise_if_any()
-    return found
+    return features
 
 
 def _lengths(arrays: Mapping[str, NDArray[np.float64]], feature: str) -> dict[str, float]:
-    """What a file says of the ids of a sample, by the names of `Feature`; without what it does not
-    say, or says wrong."""
-    found = {}
+    """Return what a file says of the ids of a sample, by the names of `Feature`; values that are
+    missing or out of range are left out."""
+    lengths = {}
     for name, (low, high) in LENGTHS.items():
         array = arrays.get(f"{feature}.{name}")
         value = float(array.reshape(-1)[0]) if array is not None and array.size == 1 else math.nan
         if low <= value <= high:
-            found[name] = value
-    return found
+            lengths[name] = value
+    return lengths
 
 
 def measured_distribution(
@@ -281,30 +281,30 @@ def workloads_of_stats(workload: Workload, files: Sequence[Path]) -> dict[str, W
     if len({*names}) < len(names):
         raise InputError(f"{', '.join(names)}: a window is given twice", inputs=("stats",))
     measured = [read_stats(file) for file in files]
-    known = {f.name for table in workload.tables for f in table.features}
-    first = known & {*measured[0]}
+    in_model = {f.name for table in workload.tables for f in table.features}
+    first = in_model & {*measured[0]}
     for file, of_window in zip(files, measured, strict=True):
-        mine = known & {*of_window}
+        mine = in_model & {*of_window}
         if not mine:
             raise InputError(
-                f"{file} has none of the model's features ({', '.join(sorted(known)[:10])}); "
+                f"{file} has none of the model's features ({', '.join(sorted(in_model)[:10])}); "
                 "give statistics of this model's data",
                 inputs=("stats",),
             )
         if mine != first:
             name = min(mine ^ first)
-            one, other = (file, files[0]) if name in mine else (files[0], file)
+            holder, other = (file, files[0]) if name in mine else (files[0], file)
             raise InputError(
-                f"{other} has no feature '{name}', which {one} has"
+                f"{other} has no feature '{name}', which {holder} has"
                 f"{did_you_mean(name, sorted(mine & first))}; windows are of the same features",
                 inputs=("stats",),
             )
-    found = {
+    windows = {
         name: _with_stats(workload, of_window)
         for name, of_window in zip(names, measured, strict=True)
     }
-    check_windows(found)
-    return found
+    check_windows(windows)
+    return windows
 
 
 def _with_stats(workload: Workload, measured: Mapping[str, Feature]) -> Workload:
@@ -326,8 +326,8 @@ def move_pooling(workload: Workload, base: Workload, first: Workload, window: Wo
         first, window: with the features by which they move; others stay.
     """
     before, now = (
-        {f.name: f.pooling_factor for table in of.tables for f in table.features}
-        for of in (first, window)
+        {f.name: f.pooling_factor for table in workload_then.tables for f in table.features}
+        for workload_then in (first, window)
     )
 
     def moved(feature: Feature, own: Feature) -> Feature:
@@ -350,8 +350,8 @@ def check_windows(windows: Mapping[str, Workload]) -> None:
     for name, workload in windows.items():
         for table in workload.tables:
             for feature in table.features:
-                found = feature.distribution
-                rows = found.table_rows if isinstance(found, EmpiricalByRange) else 0
+                distribution = feature.distribution
+                rows = distribution.table_rows if isinstance(distribution, EmpiricalByRange) else 0
                 if rows > table.num_embeddings:
                     raise InputError(
                         f"window {name}: feature '{feature.name}' was measured on a table of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from predictor.model.plan import STORED, ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
 from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import (
+    INTEGERS,
     Constraints,
     DcnV2,
     DenseArch,
     Feature,
     MeasuredDense,
+    Optimizer,
     QComm,
     Table,
     Workload,
@@ -29,6 +31,7 @@ from predictor.units import gib, mib
 from shardopt.config.distributions import DistributionReader, check_windows, window_names
 from shardopt.config.ops_file import other_model, read_ops
 from shardopt.config.schema import (
+    TRAINING,
     CsvSection,
     DcnSection,
     DenseSection,
@@ -130,8 +133,8 @@ class _Reader:
         self.distributions = DistributionReader(directory, problems)
         top = check(ModelSection, raw, (), problems)
         if batch_size is None and raw.get("batch_size") is None:
-            what = "missing; give the samples per rank and iteration"
-            problems.add(("batch_size",), what, inputs=("batch_size",))
+            advice = "missing; give the samples per rank and iteration"
+            problems.add(("batch_size",), advice, inputs=("batch_size",))
         self.groups = None
         if top is not None and top.replica_groups is not None:
             try:
@@ -145,6 +148,7 @@ class _Reader:
         self.found = self._distributions(0)
         if top is not None:
             check_consistency(top.tables, dense, problems)
+            _check_mode(top, problems)
         if self.distributions.left_out:
             missing, total = self.distributions.left_out, self.distributions.total
             problems.notes.append(
@@ -174,7 +178,7 @@ class _Reader:
         }
 
     def workload(self, window: int) -> Workload:
-        """That of a window, the first one's first.
+        """Return the workload of a window; ask for the first window first.
 
         Raises:
             InputError: every problem of its stats files, or the ops are of another batch.
@@ -201,6 +205,7 @@ class _Reader:
             tables=tuple(tables),
             dense=self.dense,
             train_pipeline=top.train_pipeline,
+            training=top.mode == TRAINING,
             stash_optimizer_state=top.stash_optimizer_state,
             balance_batches=top.balance_batches,
             qcomm=QComm(**top.qcomm.values()),
@@ -218,13 +223,13 @@ class _Reader:
 
     def _feature(self, section: FeatureSection, distribution: Distribution) -> Feature:
         values = section.values()
-        given = values.pop("index_distribution")
-        mean = section.pooling_factor * self.distributions.pooling_ratio(given, section.name)
+        raw = values.pop("index_distribution")
+        mean = section.pooling_factor * self.distributions.pooling_ratio(raw, section.name)
         values["pooling_factor"] = mean
         measured = isinstance(distribution, Empirical | EmpiricalByRange)
         if measured:
-            known = self.distributions.lengths(given, section.name, mean)
-            values |= {k: v for k, v in known.items() if values[k] is None}
+            lengths = self.distributions.lengths(raw, section.name, mean)
+            values |= {k: v for k, v in lengths.items() if values[k] is None}
         values["length_correlation"] = values["length_correlation"] or 0.0
         return Feature(**values, distribution=distribution)
 
@@ -240,24 +245,24 @@ def _features(tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, dict[str, A
 
 def _check_names(tables: Sequence[Any], problems: Problems) -> None:
     """Names of tables are unique in their modules, those of features in their tables."""
-    known: list[tuple[str, KeyPath, str, dict[str, Any]]] = [
+    named: list[tuple[str, KeyPath, str, dict[str, Any]]] = [
         ("table", ("tables", i), str(table.get("module") or "ebc"), table)
         for i, table in enumerate(tables)
         if isinstance(table, dict)
     ]
-    known += [("feature", *found) for found in _features(tables)]
+    named += [("feature", *feature) for feature in _features(tables)]
     first: dict[tuple[object, ...], KeyPath] = {}
-    for what, path, module, raw in known:
+    for kind, path, module, raw in named:
         name, at = raw.get("name"), (*path, "name")
         # several tables may read one feature, but each of them once
-        key = (what, module, path[1] if what == "feature" else None, name)
+        key = (kind, module, path[1] if kind == "feature" else None, name)
         if not isinstance(name, str) or first.setdefault(key, at) == at:
             continue
         problems.add(
             at,
-            f"duplicate {what} '{name}' in module '{module}', first at "
+            f"duplicate {kind} '{name}' in module '{module}', first at "
             f"{problems.place(first[key])}; rename one or put it into another "
-            f"{'table' if what == 'feature' else 'module'}",
+            f"{'table' if kind == 'feature' else 'module'}",
         )
 
 
@@ -379,31 +384,95 @@ def check_consistency(
     problems.notes.extend(
         f"{problems.file}: module '{module}' mixes tables with and without pooling, weights or "
         "index_dedup, which TorchRec keeps in modules of their own; give each kind a 'module'"
-        for module, found in kinds.items()
-        if len(found) > 1
+        for module, rough in kinds.items()
+        if len(rough) > 1
     )
-    found = variable_batches(tables) + rough_lookups(tables)
+    rough = variable_batches(tables) + rough_lookups(tables)
+    problems.notes.extend(f"{problems.file}: {note}" for note in rough)
+
+
+SERVED_PIPELINES = ("base", "sparse_dist")
+
+
+def _check_mode(top: ModelSection, problems: Problems) -> None:
+    """Record what only training has of a model for inference, and types of weights that the mode
+    cannot have."""
+    training = top.mode == TRAINING
+    trained = [(table.optimizer or top.optimizer, table) for table in top.tables]
+    found = untaken_types(
+        ((table.name, table.data_type, kind) for kind, table in trained), training=training
+    )
     problems.notes.extend(f"{problems.file}: {what}" for what in found)
+    if training:
+        return
+    why = "with mode inference; leave it out, or set mode: training"
+    if top.train_pipeline not in SERVED_PIPELINES:
+        allowed = ", ".join(SERVED_PIPELINES)
+        problems.add(
+            ("train_pipeline",),
+            f"got {top.train_pipeline} with mode inference; allowed there: {allowed}",
+        )
+    for key in ("replica_groups", "stash_optimizer_state"):
+        if getattr(top, key):
+            problems.add((key,), f"is set {why}")
+    for index, table in enumerate(top.tables):
+        path = ("tables", index)
+        if table.storage != "torchrec":
+            problems.add((*path, "storage"), f"got {table.storage} {why}")
+        problems_of = [key for key in ("index_dedup", "stash_weights") if getattr(table, key)]
+        for key in problems_of:
+            problems.add((*path, key), f"got True {why}")
+
+
+ADAGRAD = (Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD)
+
+
+def untaken_types(tables: Iterable[tuple[str, str, str]], *, training: bool = True) -> list[str]:
+    """Types of weights that FBGEMM's lookups do not take, a sentence each.
+
+    For training see ``_apply_cache_state`` and ``init_embedding_weights_uniform`` in fbgemm_gpu's
+    split_table_batched_embeddings_ops_training.py, for inference `unpadded_row_size_in_bytes`.
+
+    Args:
+        tables: name, type of the weights and optimizer of each.
+    """
+    trained, served = "FBGEMM does not train", "FBGEMM's lookups for inference do not have"
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, kind, optimizer in tables:
+        why = ""
+        if training and kind in INTEGERS:
+            why = trained
+        elif training and kind == "nfp8" and optimizer not in ADAGRAD:
+            why = "FBGEMM trains with Adagrad alone"
+        elif not training and kind in ("bf16", "nfp8"):
+            why = served
+        if why:
+            names.setdefault((kind, why), []).append(f"'{name}'")
+    return [
+        f"{listed(found)} {'has' if len(found) == 1 else 'have'} {kind} weights, which {why}; "
+        "they are priced by their bytes"
+        for (kind, why), found in names.items()
+    ]
 
 
 def rough_lookups(tables: Sequence[Table | TableSection]) -> list[str]:
-    """How far the prices of dynamicemb and key-value tables can be trusted, a sentence each; none
-    without them."""
-    found = []
+    """Say how far the prices of dynamicemb and key-value tables can be trusted, a sentence each;
+    nothing without them."""
+    notes = []
     hashed = [f"'{table.name}'" for table in tables if table.storage == "dynamicemb"]
     if hashed:
-        found.append(
+        notes.append(
             f"lookups in dynamicemb ({listed(hashed)}) are priced with constants derived from "
             "public rows, good to a factor of 2; rows that are new, and admission, are not priced"
         )
     stored = [f"'{table.name}'" for table in tables if _may_be_stored(table.constraints)]
     if stored:
-        found.append(
+        notes.append(
             f"key-value tables ({listed(stored)}) are priced with TorchRec's bandwidth of an "
             "SSD and derived constants, good to a factor of 5; eviction by score or age, "
             "and what the store takes of the host, are not priced"
         )
-    return found
+    return notes
 
 
 def _may_be_stored(wants: Any) -> bool:
@@ -412,8 +481,7 @@ def _may_be_stored(wants: Any) -> bool:
 
 
 def variable_batches(tables: Sequence[Table | TableSection]) -> list[str]:
-    """What is not priced of features with a batch of their own (VBE), in a sentence; none if there
-    are none."""
+    """Say what is not priced of features with a batch of their own (VBE); nothing without them."""
     names = [f.name for t in tables for f in t.features if f.num_poolings != 1]
     if not names:
         return []
@@ -429,7 +497,7 @@ def _one_dim(tables: Sequence[TableSection], dense: DenseArch, problems: Problem
     if not tables:
         return
     width, first = dense.bottom_mlp[-1], tables[0]
-    odd = next((of for of in tables if of.embedding_dim != first.embedding_dim), None)
+    odd = next((table for table in tables if table.embedding_dim != first.embedding_dim), None)
     if odd is not None:
         problems.add(
             ("dense", "interaction"),

@@ -68,23 +68,23 @@ def ops_text(captured: CapturedProgram) -> str:
 def _event_json(event: SizedEvent) -> dict[str, Any]:
     if event.kind is EventKind.GRADIENT:
         return {"gradient": event.elements, "item_bytes": event.item_bytes}
-    found: dict[str, Any] = {str(event.kind): event.name}
+    keys: dict[str, Any] = {str(event.kind): event.name}
     if event.inputs:
-        found["in"] = list(map(_tensor_text, event.inputs))
+        keys["in"] = list(map(_tensor_text, event.inputs))
     if event.outputs:
-        found["out"] = list(map(_tensor_text, event.outputs))
+        keys["out"] = list(map(_tensor_text, event.outputs))
     if event.freed:
-        found["frees"] = list(event.freed)
+        keys["frees"] = list(event.freed)
     if event.path:
-        found["path"] = event.path
-    return {**found, "mutates": True} if event.mutates else found
+        keys["path"] = event.path
+    return {**keys, "mutates": True} if event.mutates else keys
 
 
-def _tensor_text(of: SizedOperand) -> str:
-    text = f"{of.storage} {of.data_type}[{', '.join(map(str, of.shape))}]"
-    if of.strides is not None:
-        text += f" strides[{', '.join(map(str, of.strides))}]"
-    return text if of.offset == 0 else f"{text} offset {of.offset}"
+def _tensor_text(operand: SizedOperand) -> str:
+    text = f"{operand.storage} {operand.data_type}[{', '.join(map(str, operand.shape))}]"
+    if operand.strides is not None:
+        text += f" strides[{', '.join(map(str, operand.strides))}]"
+    return text if operand.offset == 0 else f"{text} offset {operand.offset}"
 
 
 def with_ops_digest(captured: CapturedProgram) -> CapturedProgram:
@@ -121,9 +121,9 @@ def read_ops_content(content: bytes, name: str) -> CapturedProgram:
     return _Reader(name, file).program(hashlib.sha256(content).hexdigest())
 
 
-def _damaged(name: str, where: str, given: object, rule: str) -> InputError:
+def _damaged(name: str, where: str, value: object, rule: str) -> InputError:
     return InputError(
-        f"{name}: {where}: got {shown(given)}; {rule}: give the ops file that to_yaml wrote, or "
+        f"{name}: {where}: got {shown(value)}; {rule}: give the ops file that to_yaml wrote, or "
         "run to_yaml again"
     )
 
@@ -190,9 +190,11 @@ class _Reader:
 
     def program(self, digest: str) -> CapturedProgram:
         file = self.file
-        known = {(module, feature) for module, of in file.features.items() for feature in of}
+        read = {
+            (module, feature) for module, features in file.features.items() for feature in features
+        }
         for name, pairs in file.ids.items():
-            if not known.issuperset(pairs) or not _IDS.fullmatch(name):
+            if not read.issuperset(pairs) or not _IDS.fullmatch(name):
                 allowed = "names are n0, n1, ... with pairs of a module and one of its features"
                 raise self._refuse(f"ids.{name}", [list(pair) for pair in pairs], allowed)
         sizes = (self._size(size, f"storages[{at}]") for at, size in enumerate(file.storages))
@@ -203,8 +205,8 @@ class _Reader:
             parts[part] = tuple(self._event(event, f"{part}[{at}]") for at, event in events)
         return CapturedProgram(storages=storages, resident=resident, digest=digest, **parts)
 
-    def _refuse(self, where: str, given: object, rule: str) -> InputError:
-        return _damaged(self.name, where, given, rule)
+    def _refuse(self, where: str, value: object, rule: str) -> InputError:
+        return _damaged(self.name, where, value, rule)
 
     def _event(self, event: _Event, where: str) -> SizedEvent:
         if event.gradient is not None:
@@ -227,8 +229,8 @@ class _Reader:
         name = getattr(event, str(kind))
         return SizedEvent(kind, name, inputs, outputs, tuple(frees), event.mutates, path=event.path)
 
-    def _tensors(self, given: Sequence[str], where: str) -> tuple[SizedOperand, ...]:
-        return tuple(self._tensor(text, f"{where}[{at}]") for at, text in enumerate(given))
+    def _tensors(self, texts: Sequence[str], where: str) -> tuple[SizedOperand, ...]:
+        return tuple(self._tensor(text, f"{where}[{at}]") for at, text in enumerate(texts))
 
     def _tensor(self, text: str, where: str) -> SizedOperand:
         if text in self.tensors:
@@ -244,26 +246,26 @@ class _Reader:
             rule = f"a tensor has at most {MOST_AXES} axes and as many strides"
             raise self._refuse(where, text, rule)
         offset = self._size(_number(match[5] or "0"), where)
-        found = SizedOperand(int(match[1]), match[2], shape, strides, offset)
-        self.tensors[text] = found
-        return found
+        operand = SizedOperand(int(match[1]), match[2], shape, strides, offset)
+        self.tensors[text] = operand
+        return operand
 
     def _sizes(self, text: str, where: str) -> tuple[Size, ...]:
         parts = text.split(",") if text.strip() else []
         return tuple(self._size(_number(part.strip()), where) for part in parts)
 
-    def _size(self, given: Any, where: str) -> Size:
-        if type(given) is int and 0 <= given <= MAX_VALUE:
-            return given
-        if not isinstance(given, str):
-            raise self._refuse(where, given, "a size is like 64 or '64*B'")
+    def _size(self, value: Any, where: str) -> Size:
+        if type(value) is int and 0 <= value <= MAX_VALUE:
+            return value
+        if not isinstance(value, str):
+            raise self._refuse(where, value, "a size is like 64 or '64*B'")
         try:
-            unknown = parse_size(given).names - self.names
+            unknown = parse_size(value).names - self.names
         except InputError as error:
             raise InputError(f"{self.name}: {where}: {error}") from None
         if unknown:
-            raise self._refuse(where, given, f"sizes are of {', '.join(sorted(self.names))}")
-        return given
+            raise self._refuse(where, value, f"sizes are of {', '.join(sorted(self.names))}")
+        return value
 
 
 def _number(text: str) -> Size:
@@ -271,7 +273,7 @@ def _number(text: str) -> Size:
 
 
 def other_model(captured: CapturedProgram, features: Mapping[str, Sequence[str]]) -> str | None:
-    """How the embedding modules of a model differ from those of the captured one; None if not.
+    """Say how the embedding modules of a model differ from the captured ones; None if not.
 
     Args:
         features: of each embedding module of the model file.

@@ -33,7 +33,7 @@ from predictor.document import KeyPath, Problems, shown
 from predictor.errors import did_you_mean
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import DEFAULT, STRATEGIES
-from predictor.model.workload import Optimizer
+from predictor.model.workload import WEIGHT_BITS, Optimizer
 
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]{1,4})?\Z")
 _LONGEST = 300
@@ -57,6 +57,11 @@ SPELLINGS = {
     "rowwise_adagrad": "exact_row_wise_adagrad",
     "row_wise_adagrad": "exact_row_wise_adagrad",
     "cat": "concat",
+    "quant": "fused",
+    "quant_uvm": "fused_uvm",
+    "quant_uvm_caching": "fused_uvm_caching",
+    "fp8": "nfp8",
+    "uint8": "int8",
     "dcn": "dcn_v2",
     "dcnv2": "dcn_v2",
 }
@@ -68,13 +73,13 @@ def refuse(value: object, rule: str) -> PydanticCustomError:
     return PydanticCustomError("shardopt", "{text}", {"text": f"got {shown(value)}; {rule}"})
 
 
-def nearest(given: str, allowed: Iterable[str]) -> str:
+def nearest(name: str, allowed: Iterable[str]) -> str:
     """``did_you_mean`` that also knows other spellings."""
     names = list(allowed)
-    known = SPELLINGS.get(given.lower())
-    if known in names:
-        return f" (did you mean '{known}'?)"
-    return did_you_mean(given, names)
+    spelling = SPELLINGS.get(name.lower())
+    if spelling in names:
+        return f" (did you mean '{spelling}'?)"
+    return did_you_mean(name, names)
 
 
 def as_number(value: object) -> float | int | None:
@@ -168,7 +173,7 @@ def _short(number: float) -> str:
 
 
 def allowed_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a key's kind of value allows, in a few words; empty where its section says it.
+    """Say in a few words what a key's kind of value allows; empty where its section says it.
 
     Args:
         kind: the annotation of a field, or a part of it.
@@ -178,8 +183,8 @@ def allowed_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
         kind, *metadata = get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Section):
         return "mapping below"
-    rules = [of.func.__doc__ or "" for of in metadata if hasattr(of, "func")]
-    inner = [of for of in get_args(kind) if of is not type(None)]
+    rules = [item.func.__doc__ or "" for item in metadata if hasattr(item, "func")]
+    inner = [item for item in get_args(kind) if item is not type(None)]
     if get_origin(kind) is list:
         rules.insert(0, f"list: {allowed_words(inner[0])}")
     else:
@@ -200,7 +205,7 @@ MAX_ROWS = 10**12
 MAX_WIDTH = 2**20
 MAX_COUNT = 10**9
 MAX_WINDOWS = 256
-"""Of data; each is read with the whole model."""
+"""Most windows of data; each is read with the whole model."""
 
 Rows = Annotated[int, whole(1, MAX_ROWS)]
 Width = Annotated[int, whole(1, MAX_WIDTH)]
@@ -209,11 +214,13 @@ Name = Annotated[str, text()]
 TableName = Annotated[str, text(forbidden={".": "a torch module cannot have such a name"})]
 Milliseconds = Annotated[float, real(0, 1e7)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
-EmbeddingType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
+EmbeddingType = Annotated[str, choice(WEIGHT_BITS)]
+WireType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
 EmbeddingOptimizer = Annotated[str, choice(Optimizer)]
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 STORAGES = ("torchrec", "dynamicemb")
+MODES = TRAINING, INFERENCE = ("training", "inference")
 PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist", "semi_sync")
 
 
@@ -272,8 +279,10 @@ class Section(BaseModel):
 
     def values(self) -> dict[str, Any]:
         """Its values by attribute, lists as tuples."""
-        found = ((name, getattr(self, name)) for name in type(self).model_fields)
-        return {name: tuple(of) if isinstance(of, list) else of for name, of in found}
+        attributes = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {
+            name: tuple(value) if isinstance(value, list) else value for name, value in attributes
+        }
 
 
 class FeatureSection(Section):
@@ -324,7 +333,7 @@ class FeatureSection(Section):
 
 
 class ConstraintsSection(Section):
-    """What the sharding of a table must obey; all keys may be left out, and then decide nothing."""
+    """Limits on the sharding of a table; every key may be left out."""
 
     about = {
         "sharding_types": "types that the table may have",
@@ -367,7 +376,8 @@ class TableSection(Section):
 
     about = {
         "module": "module that the table belongs to; each has its own lookups and all-to-alls",
-        "data_type": "type of the weights",
+        "data_type": "type of the weights; rows of `int8` and `int4`, which are for "
+        "`mode: inference`, have scale and bias, and are padded to 16 bytes",
         "pooling": "`none`: an EmbeddingCollection, which gives a row for each id",
         "weighted": "ids have weights of their own (per-sample weights)",
         "optimizer": "what trains the table, in place of the model's",
@@ -404,8 +414,8 @@ class QCommSection(Section):
         "backward": "type of their gradients",
     }
 
-    forward: EmbeddingType = "fp32"
-    backward: EmbeddingType = "fp32"
+    forward: WireType = "fp32"
+    backward: WireType = "fp32"
 
 
 class ReplicaGroupsSection(Section):
@@ -445,6 +455,8 @@ class ModelSection(Section):
         "name": "name of the model; that of the file unless given",
         "batch_size": "samples per rank and iteration; must be given here or with the command, "
         "which overrides it",
+        "mode": "`inference`: forward alone, without gradients and optimizer states; tables are "
+        "sharded as TorchRec's inference sharding can, table-wise, column-wise and row-wise",
         "optimizer": "what trains every sharded table that names no other; data-parallel tables "
         "are stepped by the dense optimizer",
         "train_pipeline": "TorchRec's train pipeline",
@@ -459,6 +471,7 @@ class ModelSection(Section):
     )
     name: Name | None = None
     batch_size: Count | None = None
+    mode: Annotated[str, choice(MODES)] = TRAINING
     optimizer: EmbeddingOptimizer = str(Optimizer.ROWWISE_ADAGRAD)
     train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
     stash_optimizer_state: Flag = False
@@ -472,7 +485,7 @@ class ModelSection(Section):
 
 
 class LengthSharesSection(Section):
-    """What of forward and backward takes longer for a longer sample; both together at most 1."""
+    """Shares of forward and backward that grow with a sample's length; both together at most 1."""
 
     about = {
         "linear": "share that grows with the ids of a sample",
@@ -485,8 +498,8 @@ class LengthSharesSection(Section):
     @model_validator(mode="after")
     def _within_all(self) -> LengthSharesSection:
         if self.linear + self.square > 1:
-            given = {"linear": self.linear, "square": self.square}
-            raise refuse(given, "linear and square are shares of one time, at most 1 together")
+            shares = {"linear": self.linear, "square": self.square}
+            raise refuse(shares, "linear and square are shares of one time, at most 1 together")
         return self
 
 
@@ -554,7 +567,7 @@ class OpsSection(Section):
 
 
 class MeasuredSection(Section):
-    """What one rank's dense part took, without lookups and collectives."""
+    """Measured times of one rank's dense part, without lookups and collectives."""
 
     about = {"activation_gib": "GiB of activations at their peak; left out: not known"}
 
@@ -602,7 +615,7 @@ class ZipfSection(Section):
 
 
 class HistogramSection(Section):
-    """How often the distinct ids of a sample repeat."""
+    """Histogram of how often the distinct ids of a sample repeat."""
 
     lookups: Annotated[float, real(0, 1e15, above=True)] = Field(
         description="the number of ids in the sample"
@@ -666,15 +679,15 @@ def _inside(section: type[Section], where: Sequence[str | int]) -> type[Section]
 
 def _message(item: dict[str, Any], section: type[Section]) -> str:
     """A pydantic error in our words; the section is the one that has the key."""
-    kind, given = item["type"], item["input"]
+    kind, value = item["type"], item["input"]
     if kind == "missing":
         info = _fields(section).get(str(item["loc"][-1]))
         return f"missing; give {info.description}" if info and info.description else "missing"
     if kind == "extra_forbidden":
         key, keys = str(item["loc"][-1]), known_keys(section)
-        known = f"unknown key{nearest(key, keys)}; known: {', '.join(keys)}"
-        return section.refused.get(key, known)
+        unknown_key = f"unknown key{nearest(key, keys)}; known: {', '.join(keys)}"
+        return section.refused.get(key, unknown_key)
     if kind == "list_type":
-        hint = f"; write [{given}]" if isinstance(given, str | int | float) else ""
-        return f"got {shown(given)}; it must be a list{hint}"
+        hint = f"; write [{value}]" if isinstance(value, str | int | float) else ""
+        return f"got {shown(value)}; it must be a list{hint}"
     return "got an empty list; give at least one" if kind == "too_short" else str(item["msg"])

@@ -78,25 +78,25 @@ def changed_csv(
         raise InputError(
             f"{path}: may name files relative to its own folder; write the copy into {path.parent}"
         )
-    flat = {key: {**of, **of.get("constraints", {})} for key, of in changes.items()}
+    flat = {key: {**values, **values.get("constraints", {})} for key, values in changes.items()}
     columns = list(rows[0])
     columns += dict.fromkeys(
-        c for of in flat.values() for c in of if c != "constraints" and c not in columns
+        c for values in flat.values() for c in values if c != "constraints" and c not in columns
     )
-    made = io.StringIO()
-    writer = csv.DictWriter(made, columns, restval="", lineterminator="\n")
+    copy = io.StringIO()
+    writer = csv.DictWriter(copy, columns, restval="", lineterminator="\n")
     writer.writeheader()
     for row in rows:
         new = flat.get((row.get("module") or "ebc", row["name"]), {})
         cells = {c: str(v).lower() if isinstance(v, bool) else v for c, v in new.items()}
         writer.writerow({**row, **{c: v for c, v in cells.items() if c != "constraints"}})
-    return made.getvalue()
+    return copy.getvalue()
 
 
 def _rows(text: str, path: Path, problems: Problems) -> list[tuple[int, dict[str, str]]]:
     """Line number and named cells of every row that has as many cells as the header."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
-    found = []
+    rows = []
     try:
         header = [name.strip() for name in next(reader, [])]
         if not _header_ok(header, path, problems):
@@ -110,10 +110,10 @@ def _rows(text: str, path: Path, problems: Problems) -> list[tuple[int, dict[str
                     "put values that contain commas in double quotes",
                 )
             elif any(stripped):
-                found.append((reader.line_num, dict(zip(header, stripped, strict=True))))
+                rows.append((reader.line_num, dict(zip(header, stripped, strict=True))))
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: not CSV: {error}") from None
-    return found
+    return rows
 
 
 def _header_ok(header: list[str], path: Path, problems: Problems) -> bool:
@@ -126,8 +126,8 @@ def _header_ok(header: list[str], path: Path, problems: Problems) -> bool:
     wrong |= dict.fromkeys(twice, "the column appears twice; remove one")
     if "name" not in header:
         wrong[""] = "the column name (of the table) is missing"
-    for name, what in wrong.items():
-        problems.add_at(Place(str(path), 1, name), what)
+    for name, problem in wrong.items():
+        problems.add_at(Place(str(path), 1, name), problem)
     return not wrong
 
 
@@ -140,11 +140,11 @@ class _Tables:
         self.raw: list[dict[str, Any]] = []
         self.index: dict[tuple[str, str], int] = {}
         self.modules: dict[str, str] = {}
-        """Of the latest table of a name, for rows that leave it empty."""
+        """Module of the latest table of a name, for rows that leave it empty."""
         self.first: list[tuple[int, dict[str, str]]] = []
 
     def add(self, line: int, row: dict[str, str]) -> None:
-        """One row: a feature, and its table when the row is the table's first."""
+        """Add a row: a feature, and its table when the row is the table's first."""
         if not row["name"]:
             self._wrong(line, "name", "the table has no name")
             return
@@ -171,8 +171,8 @@ class _Tables:
         table = self._values(line, row, _TABLE, path)
         own = self._values(line, row, _CONSTRAINTS, (*path, "constraints"))
         if own:
-            given = table.get("constraints")
-            table["constraints"] = {**(given if isinstance(given, dict) else {}), **own}
+            stated = table.get("constraints")
+            table["constraints"] = {**(stated if isinstance(stated, dict) else {}), **own}
         return {**table, "features": []}
 
     def _feature(self, line: int, row: dict[str, str], path: KeyPath) -> dict[str, Any]:
@@ -196,10 +196,10 @@ class _Tables:
     ) -> dict[str, Any]:
         """The filled cells of some columns, by column name."""
         self.problems.places[path] = Place(self.file, line)
-        given = [name for name in names if row.get(name)]
-        for name in given:
+        filled = [name for name in names if row.get(name)]
+        for name in filled:
             self.problems.places[(*path, name)] = Place(self.file, line, name)
-        return {name: self._cell(line, name, row[name]) for name in given}
+        return {name: self._cell(line, name, row[name]) for name in filled}
 
     def _wrong(self, line: int, column: str, message: str) -> None:
         self.problems.add_at(Place(self.file, line, column), message)

@@ -28,7 +28,7 @@ from predictor.model.workload import (
 from predictor.units import GIB, MIB
 from shardopt.config.model import load_model
 from shardopt.config.ops_file import ops_text, with_ops_digest
-from shardopt.config.schema import SCHEMA_VERSION
+from shardopt.config.schema import INFERENCE, SCHEMA_VERSION
 from shardopt.config.tables_csv import changed_csv
 from shardopt.files import atomic_write_text, decode, read_bytes
 
@@ -54,12 +54,13 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
     data = {
         "schema": SCHEMA_VERSION,
         "name": workload.name,
+        **({} if workload.training else {"mode": INFERENCE}),
         **{key: value for key, value in _head(workload).items() if value is not None},
         **_unusual(workload, stash_optimizer_state=False, balance_batches=False),
         "dense": dense_section(workload.dense),
         "tables": [_table(table) for table in workload.tables],
     }
-    # lists and mappings of scalars stand in a line: tables are what makes a model file long
+    # lists and mappings of scalars stand in a line, as tables make a model file long
     text: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
     return "".join(f"# {note}\n" for note in notes) + text
 
@@ -119,20 +120,20 @@ def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str,
 
 
 def _table(table: Table) -> dict[str, Any]:
-    found = _fields(table, "name", "module", "num_embeddings", "embedding_dim", "data_type")
-    found |= _fields(table, "pooling", "weighted", "optimizer")
-    found["features"] = [_feature(feature) for feature in table.features]
-    found |= _unusual(table, index_dedup=False, storage="torchrec", stash_weights=False)
+    keys = _fields(table, "name", "module", "num_embeddings", "embedding_dim", "data_type")
+    keys |= _fields(table, "pooling", "weighted", "optimizer")
+    keys["features"] = [_feature(feature) for feature in table.features]
+    keys |= _unusual(table, index_dedup=False, storage="torchrec", stash_weights=False)
     constraints = _fields(table.constraints, *_CONSTRAINTS)
-    given = {name: value for name, value in constraints.items() if value is not None}
-    return {**found, "constraints": given} if given else found
+    stated = {name: value for name, value in constraints.items() if value is not None}
+    return {**keys, "constraints": stated} if stated else keys
 
 
 def _feature(feature: Feature) -> dict[str, Any]:
-    found = _fields(feature, "name", "pooling_factor", "num_poolings")
-    found["index_distribution"] = _distribution(feature.distribution, feature.name)
-    found["id_order"] = feature.id_order
-    return found | _unusual(
+    keys = _fields(feature, "name", "pooling_factor", "num_poolings")
+    keys["index_distribution"] = _distribution(feature.distribution, feature.name)
+    keys["id_order"] = feature.id_order
+    return keys | _unusual(
         feature,
         pooling_factor_std=None,
         pooling_factor_max=None,
@@ -141,20 +142,20 @@ def _feature(feature: Feature) -> dict[str, Any]:
     )
 
 
-def _unusual(of: object, **usual: Any) -> dict[str, Any]:
+def _unusual(item: object, **usual: Any) -> dict[str, Any]:
     """The attributes that are not as they are where a file leaves them out."""
-    return {key: value for key in usual if (value := getattr(of, key)) != usual[key]}
+    return {key: value for key in usual if (value := getattr(item, key)) != usual[key]}
 
 
-def _fields(of: object, *names: str) -> dict[str, Any]:
-    """Some attributes as YAML takes them, which knows neither tuples nor enums."""
+def _fields(source: object, *names: str) -> dict[str, Any]:
+    """Return attributes as YAML takes them: it knows neither tuples nor enums."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
             return [plain(item) for item in value]
         return str(value) if isinstance(value, str) else value
 
-    return {name: plain(getattr(of, name)) for name in names}
+    return {name: plain(getattr(source, name)) for name in names}
 
 
 def _distribution(distribution: Distribution, feature: str) -> object:
@@ -210,7 +211,7 @@ def fill_model(
         new = values.get(name.value) if isinstance(name, ScalarNode) else None
         edits += _moved(feature, source, target) if new is None else _replaced(feature, new, text)
     text = _edited(text, edits)
-    whole = all(getattr(_get(of, "name"), "value", None) in values for of in features)
+    whole = all(getattr(_get(node, "name"), "value", None) in values for node in features)
     rest = "" if whole else rf"\g<1>{SOME_UNIFORM}\n"
     return re.sub(rf"^(#\s*){ALL_UNIFORM}\n", rest, text, flags=re.MULTILINE) if values else text
 
@@ -254,27 +255,27 @@ def apply_changes(source: Path, before: Workload, after: Workload, target: Path)
     elif isinstance(tables, SequenceNode):
         changes = dict(_table_changes(pairs))
         for node, (table, _) in zip(tables.value, pairs, strict=True):
-            one = dict(changes.get((table.module, table.name), {}))
-            constraints = one.pop("constraints", {})
+            changed_keys = dict(changes.get((table.module, table.name), {}))
+            constraints = changed_keys.pop("constraints", {})
             inner = _get(node, "constraints")
             if constraints and isinstance(inner, MappingNode) and inner.value:
                 edits += _replaced(inner, constraints, text)
             elif constraints:
-                one["constraints"] = constraints
+                changed_keys["constraints"] = constraints
             features = _get(node, "features")
-            order = one.pop("id_order", None)
+            order = changed_keys.pop("id_order", None)
             for feature in features.value if isinstance(features, SequenceNode) and order else ():
                 edits += _replaced(feature, {"id_order": order}, text)
-            edits += _replaced(node, one, text)
-    # what is added at one place stands from the innermost part to the outermost
+            edits += _replaced(node, changed_keys, text)
+    # additions at one place stand from the innermost part to the outermost
     if isinstance(dense, MappingNode):
         changed = _changed(dense_section(before.dense), dense_section(after.dense))
         edits += _replaced(dense, changed, text)
     edits += _replaced(root, _changed(_head(before), _head(after)), text)
     atomic_write_text(target, _edited(text, edits))
-    found = load_model(target)
-    left = list(_table_changes(zip(found.tables, after.tables, strict=True)))
-    if left or _head(found) != _head(after):
+    written = load_model(target)
+    unwritten = list(_table_changes(zip(written.tables, after.tables, strict=True)))
+    if unwritten or _head(written) != _head(after):
         raise InputError(
             f"{source}: a part that changes is used several times (an alias of YAML), so {target} "
             "does not hold what was asked for; write that part out",
@@ -302,17 +303,17 @@ def _table_changes(
     """Keys of the model file that changed, by module and name of the table."""
     for before, after in pairs:
         fields = ("data_type", "index_dedup")
-        found = _changed(_fields(before, *fields), _fields(after, *fields))
+        keys = _changed(_fields(before, *fields), _fields(after, *fields))
         constraints = _changed(
             _fields(before.constraints, *_CONSTRAINTS), _fields(after.constraints, *_CONSTRAINTS)
         )
         if constraints:
-            found["constraints"] = constraints
+            keys["constraints"] = constraints
         order = after.features[0].id_order
         if any(feature.id_order != order for feature in before.features):
-            found["id_order"] = order
-        if found:
-            yield (after.module, after.name), found
+            keys["id_order"] = order
+        if keys:
+            yield (after.module, after.name), keys
 
 
 def _features(tables: SequenceNode) -> Iterator[MappingNode]:
@@ -376,7 +377,7 @@ def _get(node: Node | None, key: str) -> Node | None:
 
 
 def _end(node: Node) -> int:
-    """Where a node ends; a block's own mark lies behind the comments that follow it."""
+    """Return where a node ends; a block's own mark lies behind the comments that follow it."""
     if isinstance(node, (MappingNode, SequenceNode)) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)

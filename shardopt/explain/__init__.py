@@ -1,4 +1,4 @@
-"""What there is to say of plans and traces: helpful changes, waits, what-if, differences.
+"""Findings about plans and traces: helpful changes, waits, what-if, differences.
 
-Finds out and renders nothing: `shardopt.report` shows it. Imports `search` and `predictor`.
+Renders nothing: `shardopt.report` shows them. Imports `search` and `predictor`.
 """

@@ -32,7 +32,7 @@ RANKS_TRIED = 65_536
 FEWEST, MOST = 32, 4096
 """Fewest and most changes tried."""
 MOST_RANKS = 8192
-"""On more ranks no change is tried: one takes seconds there, and gains little."""
+"""Most ranks on which changes are tried: beyond, one takes seconds and gains little."""
 NO_LIMIT = 2**60
 """Bytes that no plan fills."""
 MAX_NAMED = 3
@@ -57,20 +57,21 @@ class PlanChange:
 
 @dataclass(frozen=True)
 class Changes:
-    """What was tried, and the best of it that helps, the most helpful first.
+    """Changes that were tried, and the best that help, the most helpful first.
 
     Args:
         tried: changes that fit in memory and were scored.
+        helpful: those that save time, the most helpful first.
         reason: why nothing could be tried; empty otherwise.
     """
 
     tried: int
-    found: tuple[PlanChange, ...]
+    helpful: tuple[PlanChange, ...]
     reason: str = ""
 
     @property
     def none_words(self) -> str:
-        """Why there is nothing to show, as a sentence without its full stop."""
+        """Reason for showing nothing, as a sentence without its full stop."""
         if self.reason:
             return f"No change of the plan was tried, as {self.reason}"
         tried = plural(self.tried, "single change")
@@ -80,7 +81,7 @@ class Changes:
 
 
 def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> Changes:
-    """The best changes of a plan: of a table or two, none of which twice, and of one group.
+    """Find the best changes of a plan: of one or two tables, no table twice, and of one group.
 
     The neighbours of the local search (a shard on another rank, two tables swapped, another way to
     shard a table, a group of tables in another exchange) are scored together, then the best of them
@@ -101,13 +102,13 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
         return Changes(0, (), _why_none(problem, plan))
     times = objective.score_neighbours(base, tried)
     best = _without_shared_tables(tried[i] for i in np.argsort(times, kind="stable").tolist())
-    found = [_predict_change(objective, base, change, prediction.iteration_ms) for change in best]
-    worth = [c for c in found if c.saving_ms > MIN_SAVING * prediction.iteration_ms]
+    priced = [_predict_change(objective, base, change, prediction.iteration_ms) for change in best]
+    worth = [c for c in priced if c.saving_ms > MIN_SAVING * prediction.iteration_ms]
     return Changes(len(tried), tuple(sorted(worth, key=lambda c: -c.saving_ms)))
 
 
 def _why_none(problem: Problem, plan: ShardingPlan) -> str:
-    """Why a plan has no neighbour: memory, where there are some without its limits, or that its
+    """Say why a plan has no neighbour: memory, if it has some without memory limits; else its
     tables have no other sharding."""
     topology = problem.topology
     roomy = replace(
@@ -144,18 +145,18 @@ def _space_around(problem: Problem, plan: ShardingPlan) -> tuple[Space, Assignme
 
 def _without_shared_tables(changes: Iterable[Change]) -> list[Change]:
     """The first few changes that share no table, and at most one of a whole group of tables."""
-    found: list[Change] = []
+    chosen: list[Change] = []
     touched: set[int] = set()
     grouped = False
     for change in changes:
         group = len(change) > SWAPPED
         if not (grouped if group else touched & change.keys()):
-            found.append(change)
+            chosen.append(change)
             grouped = grouped or group
             touched |= set() if group else change.keys()
-        if len(found) == MAX_CHANGES:
+        if len(chosen) == MAX_CHANGES:
             break
-    return found
+    return chosen
 
 
 def _predict_change(
@@ -173,11 +174,11 @@ def _describe(keys: Sequence[str], base: Assignment, change: Change) -> str:
     if len(change) == 1:
         ((table, new),) = change.items()
         return f"{keys[table]}: {_describe_one(base[table], new)}"
-    first, *others = sorted(change)
+    first, *rest = sorted(change)
     moved = all(change[table][0] is base[table][0] for table in change)
     if moved and len(change) == 2:
         there = [ranks_text(base[table][1]) for table in sorted(change)]
-        return f"swap {keys[first]} (rank {there[0]}) and {keys[others[0]]} (rank {there[1]})"
+        return f"swap {keys[first]} (rank {there[0]}) and {keys[rest[0]]} (rank {there[1]})"
     named = ", ".join(keys[table] for table in sorted(change)[:MAX_NAMED])
     more = f" and {len(change) - MAX_NAMED} more" if len(change) > MAX_NAMED else ""
     types = Counter(option.sharding_type.short for option, _ in change.values())
@@ -193,9 +194,9 @@ def _describe_one(old: Choice, new: Choice) -> str:
         if names[0] == names[1]:
             names[1] = "its present form"
         return f"{names[0]} on {_on(there)} instead of {names[1]} on {_on(here)}"
-    gone, come = Counter(here) - Counter(there), Counter(there) - Counter(here)
-    what = "" if len(here) == 1 else f"{plural(gone.total(), 'shard')} "
-    return f"{what}from {_on(gone)} to {_on(come)}"
+    removed, added = Counter(here) - Counter(there), Counter(there) - Counter(here)
+    count = "" if len(here) == 1 else f"{plural(removed.total(), 'shard')} "
+    return f"{count}from {_on(removed)} to {_on(added)}"
 
 
 def _on(ranks: Iterable[int]) -> str:

@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 REACH = 2.0
 """Stated errors either way: nineteen times in twenty a constant is as near."""
 STEPS = np.linspace(-1, 1, 17)
-"""Of the reach, that are scored; the middle one is the profile as it is."""
+"""Scored points of the reach; the middle one is the profile as it is."""
 LEAST = 0.01
 """Gain below which another plan is no reason to measure."""
 ALIKE = 1e-3
@@ -47,7 +47,7 @@ ALIKE = 1e-3
 CLOSE = 2e-3
 """Share of a factor within which the place of a flip is found."""
 MOST_RANKS = 1024
-"""On more ranks other methods take seconds."""
+"""Most ranks for other methods: beyond, they take seconds."""
 RIVAL = "the plan "
 """Begins names that are words already."""
 LOOKUP_FREE = ("gemm", "elementwise", "overheads", "collectives")
@@ -61,7 +61,7 @@ MEASURED_ALONE = {
 }
 """Group of a profile -> what ``calibrate --only`` calls it; all others take a whole calibration."""
 SOON = {"overheads": " in less than a minute"}
-"""How long that takes, where it is known."""
+"""Time of the measuring command, where it is known."""
 
 
 @dataclass(frozen=True)
@@ -104,18 +104,18 @@ class DecidingConstant:
 
 
 def deciding_constants(
-    problem: Problem, plan: ShardingPlan, others: Mapping[str, ShardingPlan]
+    problem: Problem, plan: ShardingPlan, other_plans: Mapping[str, ShardingPlan]
 ) -> list[DecidingConstant]:
-    """The constants that decide between a plan and others: those that nobody has measured first,
-    and of them what is most worth measuring.
+    """Find the constants that decide between a plan and others: first those that nobody has
+    measured, the most worth measuring first.
 
     Args:
-        others: name -> plan; those that are the plan itself are left out.
+        other_plans: name -> plan; those that are the plan itself are left out.
 
     Raises:
         PlanError: a plan does not cover the problem's tables or ranks.
     """
-    rivals = {name: other for name, other in others.items() if other.tables != plan.tables}
+    rivals = {name: other for name, other in other_plans.items() if other.tables != plan.tables}
     if not rivals:
         return []
     inputs = problem.workload, problem.topology, problem.hardware
@@ -124,35 +124,33 @@ def deciding_constants(
     resources = [name for name, size in sizes.items() if size.shared > 0]
     scorer = problem.scorer
     numbers = [
-        [scorer.number(i, table) for i, table in enumerate(_match(problem, one))]
-        for one in (plan, *rivals.values())
+        [scorer.number(i, table) for i, table in enumerate(_match(problem, candidate))]
+        for candidate in (plan, *rivals.values())
     ]
     perturbed = problem.perturbed(scorer, _OneByOne(sizes, resources))
     times = perturbed.score_numbered(np.array(numbers)).reshape(
         len(numbers), len(resources), len(STEPS)
     )
-    found = [
-        one
+    constants = [
+        constant
         for row, resource in enumerate(resources)
-        for one in _of_group(problem, plan, rivals, resource, sizes[resource], times[:, row])
+        for constant in _of_group(problem, plan, rivals, resource, sizes[resource], times[:, row])
     ]
-    return sorted(
-        found, key=lambda one: (not one.unmeasured, -one.worth, -one.gain, one.side == "below")
-    )
+    return sorted(constants, key=lambda c: (not c.unmeasured, -c.worth, -c.gain, c.side == "below"))
 
 
-def deciding_text(one: DecidingConstant) -> str:
-    """What is assumed, what would follow if it is otherwise, and what measures it."""
+def deciding_text(c: DecidingConstant) -> str:
+    """Say what is assumed, what follows if it is otherwise, and what measures it."""
     return (
-        f"The profile assumes {one.value:.3g} {one.unit} ({KIND_WORDS[one.provenance]}, known to "
-        f"within {percent(math.exp(one.rel_error) - 1)}). If it is {one.side} {one.flips_at:.3g}, "
-        f"{plan_words(one.plan)} is faster, by up to {percent(one.gain)}; `{one.command}` measures "
-        f"it{SOON.get(one.group, '')}."
+        f"The profile assumes {c.value:.3g} {c.unit} ({KIND_WORDS[c.provenance]}, known to "
+        f"within {percent(math.exp(c.rel_error) - 1)}). If it is {c.side} {c.flips_at:.3g}, "
+        f"{plan_words(c.plan)} is faster, by up to {percent(c.gain)}; `{c.command}` measures "
+        f"it{SOON.get(c.group, '')}."
     )
 
 
 def measuring_command(group: str, device: str) -> str:
-    """What measures a group: as little as there is a command for.
+    """Return the command that measures a group, and as little else as possible.
 
     Args:
         device: ``cuda`` or ``cpu``, of the profile.
@@ -170,21 +168,21 @@ def plan_words(name: str) -> str:
 
 
 def usual_plans(problem: Problem) -> dict[str, ShardingPlan]:
-    """What other methods choose, where no search has asked them; none on very many ranks."""
+    """Return the plans of other methods, where no search has any; none on very many ranks."""
     if problem.topology.world_size > MOST_RANKS:
         return {}
     try:
         objective = Objective(problem, whole_space(problem))
     except InfeasibleError:
         return {}
-    found = plan_baselines(objective, Surrogate(objective), seed=0)
+    plans = plan_baselines(objective, Surrogate(objective), seed=0)
     return {
-        name: objective.sharding_plan(plan) for name, plan in found.items() if name not in INSANE
+        name: objective.sharding_plan(plan) for name, plan in plans.items() if name not in INSANE
     }
 
 
 def known_plans(result: Result) -> dict[str, ShardingPlan]:
-    """What a search's best plan is compared with: name -> plan."""
+    """Return the plans that a search's best plan is compared with: name -> plan."""
     ranked = {f"plan {i}": r.plan for i, r in enumerate(result.plans[1:], start=2)}
     sane = {name: plan for name, plan in result.baseline_plans.items() if name not in INSANE}
     return {**ranked, **sane}
@@ -198,10 +196,10 @@ class _OneByOne(CostErrors):
         self._place = {name: i for i, name in enumerate(resources)}
 
     def _normal(self, name: str) -> Array:
-        found = np.zeros((len(self._place), len(STEPS)))
+        normal = np.zeros((len(self._place), len(STEPS)))
         if name in self._place:
-            found[self._place[name]] = REACH * STEPS
-        return found.ravel()
+            normal[self._place[name]] = REACH * STEPS
+        return normal.ravel()
 
 
 def _of_group(
@@ -212,18 +210,18 @@ def _of_group(
     size: ErrorSize,
     times: Array,
 ) -> Iterator[DecidingConstant]:
-    """What one resource decides below and above its stated value, ``times [plans, STEPS]``."""
+    """Yield what a resource decides below and above its stated value, ``times [plans, STEPS]``."""
     gains = 1 - times[1:] / times[0]
-    # what another plan gains as it is stated, no measurement tells
+    # a gain at the stated value needs no measurement
     beyond = gains - np.maximum(0.0, gains[:, len(STEPS) // 2, None])
     chance = np.exp(-((REACH * STEPS) ** 2) / 2)
     worth = float((chance / chance.sum()) @ np.maximum(0.0, beyond.max(axis=0)))
     constant, unit, value = named_constant(resource, problem)
     groups = [problem.hardware.groups[n] for n in resource_groups(resource, problem.topology)]
     for side in (STEPS < 0, STEPS > 0):
-        of = np.where(side, beyond, -math.inf)
-        rival, step = (int(i) for i in np.unravel_index(of.argmax(), of.shape))
-        if of[rival, step] < LEAST:
+        one_sided = np.where(side, beyond, -math.inf)
+        rival, step = (int(i) for i in np.unravel_index(one_sided.argmax(), one_sided.shape))
+        if one_sided[rival, step] < LEAST:
             continue
         name = list(rivals)[rival]
         gain = partial(_gain, problem, resource, plan, rivals[name])
@@ -263,7 +261,7 @@ def _gain(
 def _flip(
     gain: Callable[[float], float], least: float, gains: Array, step: int, logs: Array
 ) -> float:
-    """The factor from which on the other plan is the faster one.
+    """Find the factor at which the other plan becomes the faster one.
 
     Args:
         least: gain from which on it is.
@@ -296,8 +294,8 @@ def named_constant(resource: str, problem: Problem) -> tuple[str, str, float]:
     hardware = problem.hardware
     if resource == "gemm":
         rates = {str(kind): rate for kind, rate in hardware.gemm.tflops.items()}
-        given = str(getattr(problem.workload.dense, "data_type", "fp32"))
-        kind = given if given in rates else next(iter(rates))
+        data_type = str(getattr(problem.workload.dense, "data_type", "fp32"))
+        kind = data_type if data_type in rates else next(iter(rates))
         return "tflops", f"TFLOP/s in {kind} products", rates[kind]
     if resource == "collectives":
         # the line rate between hosts, or what a byte of an all-to-all within one costs

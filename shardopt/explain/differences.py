@@ -1,4 +1,4 @@
-"""What differs between two plans, and what a new plan moves of the one in use."""
+"""Differences between two plans, and the shards that a new plan moves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TableDiff:
 
     @property
     def what(self) -> tuple[str, ...]:
-        """Which of ``type``, ``kernel``, ``split``, ``ranks``, ``parameters`` differ."""
+        """Differing parts: ``type``, ``kernel``, ``split``, ``ranks``, ``parameters``."""
         a, b = self.a, self.b
         if a is None or b is None:
             return ("tables",)
@@ -42,15 +42,15 @@ def _type(plan: TablePlan) -> ShardingType:
 
 
 def table_diffs(a: ShardingPlan, b: ShardingPlan) -> list[TableDiff]:
-    """Tables that differ, in the order of A, then those that B alone places."""
+    """List the tables that differ, in the order of A, then those that B alone places."""
     keys = dict.fromkeys((*a.tables, *b.tables))
-    found = [TableDiff(key, a.tables.get(key), b.tables.get(key)) for key in keys]
-    return [diff for diff in found if diff.what]
+    diffs = [TableDiff(key, a.tables.get(key), b.tables.get(key)) for key in keys]
+    return [diff for diff in diffs if diff.what]
 
 
 def header_diffs(a: ShardingPlan, b: ShardingPlan) -> dict[str, tuple[Any, Any]]:
-    """What differs outside the tables, but for how the plans were made."""
-    left = {**a.meta, "world_size": a.world_size, "local_world_size": a.local_world_size}
-    right = {**b.meta, "world_size": b.world_size, "local_world_size": b.local_world_size}
-    keys = [key for key in dict.fromkeys((*left, *right)) if key != "made_by"]
-    return {k: (left.get(k), right.get(k)) for k in keys if left.get(k) != right.get(k)}
+    """Return the differences outside the tables, but for how the plans were made."""
+    in_a = {**a.meta, "world_size": a.world_size, "local_world_size": a.local_world_size}
+    in_b = {**b.meta, "world_size": b.world_size, "local_world_size": b.local_world_size}
+    keys = [key for key in dict.fromkeys((*in_a, *in_b)) if key != "made_by"]
+    return {k: (in_a.get(k), in_b.get(k)) for k in keys if in_a.get(k) != in_b.get(k)}

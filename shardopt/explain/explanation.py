@@ -1,4 +1,4 @@
-"""What ``shardopt explain`` finds out about a plan, for the console, ``--json`` and ``--html``."""
+"""Findings of ``shardopt explain`` about a plan, for the console, ``--json`` and ``--html``."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ class PredictedPlan:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What there is to say about one plan, and other plans to compare with.
+    """Findings about one plan, and other plans to compare with.
 
     Args:
+        subject: the plan explained.
         waits: on the critical path, the longest first.
-        advised: what to change beside the plan.
-        what_if: the same plan with something else than the plan changed.
+        advised: changes beside the plan.
+        what_if: the same plan in another setting.
         others: further plans to compare with, in the order given.
         table_times: how long each table's lookups take.
         critical_groups: groups of the hardware profile that the critical path uses.
@@ -64,7 +65,7 @@ class Explanation:
         deciding: constants whose stated errors could make another plan the faster one.
     """
 
-    given: PredictedPlan
+    subject: PredictedPlan
     waits: Sequence[Wait]
     changes: Changes
     what_if: Sequence[WhatIf]
@@ -78,19 +79,19 @@ class Explanation:
     @property
     def plans(self) -> list[PredictedPlan]:
         """The plan, then the others."""
-        return [self.given, *self.others]
+        return [self.subject, *self.others]
 
 
 def explain_plan(
     problem: Problem, plans: Sequence[PredictedPlan], case: Case | None = None
 ) -> Explanation:
-    """The first of the plans explained; deterministic, a few seconds at most.
+    """Explain the first of the plans; deterministic, a few seconds at most.
 
     Args:
-        case: what the problem was made of; None for no advice.
+        case: the case of the problem; None for no advice.
     """
-    given, *others = plans
-    plan, prediction = given.plan, given.prediction
+    explained, *other_plans = plans
+    plan, prediction = explained.plan, explained.prediction
     changes = best_changes(problem, plan, prediction)
     rivals = {
         **usual_plans(problem),
@@ -98,16 +99,16 @@ def explain_plan(
             f"{RIVAL}with this change: {c.words},": replace(
                 plan, tables={**plan.tables, **c.tables}
             )
-            for c in changes.found
+            for c in changes.helpful
         },
-        **{f"{RIVAL}{other.name}": other.plan for other in others},
+        **{f"{RIVAL}{other.name}": other.plan for other in other_plans},
     }
     return Explanation(
-        given,
+        explained,
         find_waits(problem, plan, prediction),
         changes,
         sensitivity(problem, plan, prediction),
-        others,
+        other_plans,
         _table_times(problem, plan),
         _critical_groups(problem, prediction),
         memory_notes(problem, plan),
@@ -129,14 +130,14 @@ def _critical_groups(problem: Problem, prediction: Prediction) -> frozenset[str]
 
 
 def _table_times(problem: Problem, plan: ShardingPlan) -> TableTimes:
-    """The times of every table of the plan."""
+    """Return the lookup times in ms of every table of the plan."""
     loads = ShardLoads(problem.workload, problem.topology, problem.hardware)
-    found = {}
+    times = {}
     for index, key in enumerate(problem.workload.keys):
         ranks, load = loads.of_table(index, plan.tables[key])
         forward, backward = (
             max(float(load[ranks == rank, column].sum()) for rank in set(ranks.tolist()))
             for column in (Load.FORWARD_MS, Load.BACKWARD_MS)
         )
-        found[key] = (forward, backward)
-    return found
+        times[key] = (forward, backward)
+    return times

@@ -30,7 +30,7 @@ class HostBound:
 
 
 def host_bound(prediction: Prediction, hardware: HardwareProfile) -> HostBound | None:
-    """What to say of an iteration in which devices wait for the host; None where they hardly do."""
+    """Explain an iteration in which devices wait for the host; None where they hardly do."""
     if hardware.inline:
         return None
     share = prediction.breakdown.get(HOST, 0.0) / prediction.iteration_ms
@@ -48,6 +48,6 @@ def host_bound(prediction: Prediction, hardware: HardwareProfile) -> HostBound |
     return HostBound(share, why, faster)
 
 
-def host_words(found: HostBound) -> str:
-    """One line of an answer."""
-    return f"The host decides: {found.why}. {found.remedy[0].upper()}{found.remedy[1:]}."
+def host_words(bound: HostBound) -> str:
+    """Say in one line that the host decides."""
+    return f"The host decides: {bound.why}. {bound.remedy[0].upper()}{bound.remedy[1:]}."

@@ -1,4 +1,4 @@
-"""How much the network between hosts decides of a plan's time, and the same plan over others."""
+"""Share of the network between hosts in a plan's time, and the same plan over others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NetworkPart:
 def network_part(
     problem: Problem, plan: ShardingPlan, prediction: Prediction, *, named: bool
 ) -> NetworkPart | None:
-    """What the network decides of a plan's iteration; None where NICs join no ranks of it.
+    """Find what the network decides of a plan's iteration; None where NICs join no ranks of it.
 
     Args:
         named: somebody said what network it is.
@@ -60,8 +60,8 @@ def network_part(
         if slower.breakdown.get(phase, 0.0) - part >= least
     }
     stage = max(decided, key=decided.__getitem__, default=None)
-    others = {} if named else {k: over(Network(k).joins(hardware)).iteration_ms for k in OTHERS}
-    return NetworkPart(stage, 0.0 if stage is None else decided[stage], others)
+    by_kind = {} if named else {k: over(Network(k).joins(hardware)).iteration_ms for k in OTHERS}
+    return NetworkPart(stage, 0.0 if stage is None else decided[stage], by_kind)
 
 
 def _slower(hardware: HardwareProfile) -> HardwareProfile:

@@ -10,7 +10,7 @@ DECIDES = 0.03
 
 
 def waiting_words(prediction: Prediction) -> str | None:
-    """How long ranks wait; None where that is hardly at all."""
+    """Say how long ranks wait; None where that is hardly at all."""
     waiting = prediction.breakdown.get(WAITING, 0.0)
     share = waiting / prediction.iteration_ms
     if share < DECIDES:
@@ -22,16 +22,17 @@ def waiting_words(prediction: Prediction) -> str | None:
 
 
 def uneven_words(prediction: Prediction, gap: float | None) -> str | None:
-    """One line of an answer; None where ranks hardly wait, or another plan may gain more.
+    """Say in one line that uneven batches decide; None where ranks hardly wait, or another plan
+    may gain more.
 
     Args:
         gap: how far the plan may be from optimal; None if no bound is known.
     """
-    said = waiting_words(prediction)
+    words = waiting_words(prediction)
     most = 1.0 if gap is None else gap / (1.0 + gap)
-    if said is None or prediction.breakdown[WAITING] < most * prediction.iteration_ms:
+    if words is None or prediction.breakdown[WAITING] < most * prediction.iteration_ms:
         return None
     return (
-        f"{said}; another plan can gain {percent(most)} at most. Batches that are balanced by the "
+        f"{words}; another plan can gain {percent(most)} at most. Batches that are balanced by the "
         "lengths of their samples end the wait."
     )

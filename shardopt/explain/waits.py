@@ -76,12 +76,12 @@ class Wait:
     @property
     def words(self) -> str:
         """``Rank 3 waits 1.20 ms for rank 0's lookup of t_cat_20 ...``."""
-        what = f"rank {self.late_rank}"
+        awaited = f"rank {self.late_rank}"
         if self.causes:
-            what += "'s " + " and ".join(_cause_words(cause) for cause in self.causes)
+            awaited += "'s " + " and ".join(_cause_words(cause) for cause in self.causes)
         median = f"; the median rank waits {ms(self.median_ms)}" if self.waiting > 1 else ""
         return (
-            f"Rank {self.rank} waits {ms(self.wait_ms)} for {what} "
+            f"Rank {self.rank} waits {ms(self.wait_ms)} for {awaited} "
             f"before {self.collective} ({phase_words(self.phase)}) can start{median}."
         )
 
@@ -89,17 +89,17 @@ class Wait:
 def _cause_words(cause: Cause) -> str:
     if not cause.tables:
         return cause.name
-    what = _OF_TABLES[cause.phase][1]
+    work = _OF_TABLES[cause.phase][1]
     if len(cause.tables) == 1 and cause.tables[0][1] > 0.995:
-        return f"{what} {cause.tables[0][0]}"
+        return f"{work} {cause.tables[0][0]}"
     named = [f"{key} ({percent(share)} of it)" for key, share in cause.tables[:1]]
     named += [f"{key} ({percent(share)})" for key, share in cause.tables[1:]]
     rest = f" and {cause.more} more" if sum(share for _, share in cause.tables) < NAMED else ""
-    return f"{what} {', '.join(named)}{rest}"
+    return f"{work} {', '.join(named)}{rest}"
 
 
 def find_waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[Wait]:
-    """What ranks wait for on the critical path, the longest first.
+    """List the waits of ranks on the critical path, the longest first.
 
     Waits hidden behind other work are left out: only collectives on the path count, and only the
     time in which a rank computes nothing.
@@ -107,12 +107,12 @@ def find_waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> 
     least = MIN_SHARE * prediction.iteration_ms
     tables = _Tables(problem, plan)
     find = _host_arrivals if COMPUTE in prediction.graph.inline_streams else _arrivals
-    found = []
+    waits = []
     for step, index, path in find(prediction):
         wait = _wait(prediction.graph, step, index, path, tables)
         if wait is not None and wait.wait_ms > least:
-            found.append(wait)
-    return sorted(found, key=lambda w: (-w.wait_ms, w.collective))
+            waits.append(wait)
+    return sorted(waits, key=lambda w: (-w.wait_ms, w.collective))
 
 
 Arrival = tuple[Step, int, Sequence[Segment]]
@@ -149,10 +149,10 @@ def _collectives(prediction: Prediction) -> Iterator[tuple[Step, int, Op]]:
 
 
 def _is_last(graph: Graph, step: Step, index: int, rank: int) -> bool:
-    """Whether a rank takes part in a collective and arrives last."""
+    """Tell if a rank takes part in a collective and arrives last."""
     op = graph.ops[index]
-    gone = op.absent(graph.world_size)
-    if gone is not None and np.broadcast_to(gone[0], graph.world_size)[rank]:
+    absent = op.absent(graph.world_size)
+    if absent is not None and np.broadcast_to(absent[0], graph.world_size)[rank]:
         return False
     assert op.scope is not None
     ready = step.ready[index, 0]
@@ -162,22 +162,22 @@ def _is_last(graph: Graph, step: Step, index: int, rank: int) -> bool:
 def _wait(
     graph: Graph, step: Step, index: int, path: Sequence[Segment], tables: _Tables
 ) -> Wait | None:
-    op, late = graph.ops[index], path[-1].rank
+    op, late_rank = graph.ops[index], path[-1].rank
     assert op.scope is not None
-    others = [r for r in graph.members(op.scope, late).tolist() if r != late]
-    if not others:
+    waiting = [r for r in graph.members(op.scope, late_rank).tolist() if r != late_rank]
+    if not waiting:
         return None
-    waited = [_idle_ms(graph, step, index, rank) for rank in others]
+    waited = [_idle_ms(graph, step, index, rank) for rank in waiting]
     longest = int(np.argmax(waited))
-    rank, wait_ms = others[longest], waited[longest]
+    rank, wait_ms = waiting[longest], waited[longest]
     causes = _causes(graph, path, rank, wait_ms, tables)
     return Wait(
-        op.name, op.phase, rank, late, wait_ms, float(np.median(waited)), len(others), causes
+        op.name, op.phase, rank, late_rank, wait_ms, float(np.median(waited)), len(waiting), causes
     )
 
 
 def _idle_ms(graph: Graph, step: Step, index: int, rank: int) -> float:
-    """From a rank's arrival at a collective to its start, without what the rank computes then."""
+    """Return the ms from a rank's arrival at a collective to its start, less those it computes."""
     first, last = step.ready[index, 0, rank], step.start[index, 0, rank]
     idle = float(last - first)
     for other, op in enumerate(graph.ops):
@@ -191,18 +191,18 @@ def _causes(
     graph: Graph, path: Sequence[Segment], rank: int, wait_ms: float, tables: _Tables
 ) -> tuple[Cause, ...]:
     """Operations of the late rank, back from its arrival, until their excess explains the wait."""
-    found, explained, late = [], 0.0, path[-1].rank
+    causes, explained, late_rank = [], 0.0, path[-1].rank
     for segment in reversed(path):
-        if segment.rank != late or explained >= wait_ms * (1 - 1e-6):
+        if segment.rank != late_rank or explained >= wait_ms * (1 - 1e-6):
             break
         cost = _cost(graph, segment)
-        excess = 0.0 if cost is None else float(cost[late] - cost[rank])
+        excess = 0.0 if cost is None else float(cost[late_rank] - cost[rank])
         if cost is not None and excess > 0.2 * wait_ms:
-            named, more = tables.of(segment.name, segment.phase, late)
-            late_ms = float(cost[late])
-            found.append(Cause(segment.name, segment.phase, late_ms, excess, named, more))
+            named, more = tables.of(segment.name, segment.phase, late_rank)
+            late_ms = float(cost[late_rank])
+            causes.append(Cause(segment.name, segment.phase, late_ms, excess, named, more))
         explained += max(0.0, excess)
-    return tuple(sorted(found, key=lambda cause: -cause.excess_ms))
+    return tuple(sorted(causes, key=lambda cause: -cause.excess_ms))
 
 
 def _cost(graph: Graph, segment: Segment) -> np.ndarray | None:
@@ -229,14 +229,14 @@ class _Tables:
         if phase not in _OF_TABLES:
             return (), 0
         column = _OF_TABLES[phase][0]
-        found: dict[str, float] = {}
+        times: dict[str, float] = {}
         tables = zip(self.workload.keys, self.workload.tables, self.candidate, strict=True)
         for index, (key, table, plan) in enumerate(tables):
             if name.startswith(f"{table.module}.{plan.sharding_type.short} "):
                 ranks, loads = self.loads.of_table(index, plan)
-                found[key] = float(loads[ranks == rank, column].sum())
-        total = sum(found.values())
-        shares = sorted(((-load / total, key) for key, load in found.items() if load > 0))
+                times[key] = float(loads[ranks == rank, column].sum())
+        total = sum(times.values())
+        shares = sorted(((-load / total, key) for key, load in times.items() if load > 0))
         named: list[tuple[str, float]] = []
         for share, key in shares[:MAX_TABLES]:
             if named and sum(s for _, s in named) >= NAMED:
@@ -252,12 +252,12 @@ def host_work(graph: Graph) -> dict[str, float]:
     """
     by_phase: dict[str, np.ndarray] = {}
     for op in graph.ops:
-        gone = op.absent(graph.world_size)
-        there = 1.0 if gone is None else 1.0 - np.broadcast_to(gone[0], graph.world_size)
+        absent = op.absent(graph.world_size)
+        there = 1.0 if absent is None else 1.0 - np.broadcast_to(absent[0], graph.world_size)
         spent = by_phase.setdefault(op.phase, np.zeros(graph.world_size))
         spent += op.host_ms * there
     if not by_phase:
         return {}
     rank = int(sum(by_phase.values(), np.zeros(graph.world_size)).argmax())
-    found = {phase: float(spent[rank]) for phase, spent in by_phase.items() if spent[rank] > 0}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    totals = {phase: float(spent[rank]) for phase, spent in by_phase.items() if spent[rank] > 0}
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))

@@ -1,4 +1,4 @@
-"""How sensitive an iteration is: the same plan predicted again with one thing changed.
+"""Sensitivity of an iteration: the same plan predicted again with one thing changed.
 
 Settings that the user could change are the advisor's (`search.tune.advice`).
 
@@ -29,7 +29,7 @@ from shardopt.formatting import percent
 STEP = 0.1
 """Bandwidths, rates and batches change by this fraction."""
 ALPHA_STEP = 0.1
-"""By how much the exponent of Zipf distributions changes."""
+"""Change of the exponent of Zipf distributions."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class WhatIf:
 
 
 def sensitivity(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[WhatIf]:
-    """What bandwidth, rates, host, batch and skew would change, in this order.
+    """Predict changes of bandwidth, rates, host, batch and skew, in this order.
 
     What a model or machine does not have (a NIC on one host, Zipf ids) is left out.
     """
     before = prediction.iteration_ms
-    found = []
+    changes = []
     for kind, change, changed in (*_machines(problem), *_workloads(problem)):
         candidate = match_plan(changed.workload, changed.topology, plan)
         scorer = replace(changed, loads=None).scorer
@@ -64,18 +64,18 @@ def sensitivity(problem: Problem, plan: ShardingPlan, prediction: Prediction) ->
             ratio = batch / problem.workload.batch_size * before / after
             word = "more" if ratio >= 1 else "fewer"
             change += f" ({batch:,} per rank): {percent(abs(ratio - 1))} {word} samples/s"
-        found.append(WhatIf(kind, change, after, after - before))
+        changes.append(WhatIf(kind, change, after, after - before))
     for change, graph in _limits(prediction.graph):
         after = float(simulate(graph).iteration_ms[0])
-        found.append(WhatIf("limit", change, after, after - before))
-    return found
+        changes.append(WhatIf("limit", change, after, after - before))
+    return changes
 
 
 ChangedProblems = Iterator[tuple[str, str, Problem]]
 
 
 def _machines(problem: Problem) -> ChangedProblems:
-    """Each bandwidth, rate and host cost better by `STEP`."""
+    """Yield problems with one bandwidth, rate or host cost better by `STEP`."""
     hw, topology = problem.hardware, problem.topology
     more, faster = f"+{percent(STEP)}", 1 + STEP
     memory = "main memory bandwidth" if hw.inline else "HBM bandwidth"
@@ -107,8 +107,8 @@ def _workloads(problem: Problem) -> ChangedProblems:
             ratio = batch / workload.batch_size - 1
             change = f"batch {'+' if ratio > 0 else '-'}{percent(abs(ratio))}"
             yield "batch", change, replace(problem, workload=workload.with_batch_size(batch))
-    given = [f.distribution for table in workload.tables for f in table.features]
-    zipf = sum(isinstance(distribution, Zipf) for distribution in given)
+    distributions = [f.distribution for table in workload.tables for f in table.features]
+    zipf = sum(isinstance(distribution, Zipf) for distribution in distributions)
 
     def redistributed(change: Callable[[Distribution], Distribution]) -> Problem:
         tables = []
@@ -118,14 +118,16 @@ def _workloads(problem: Problem) -> ChangedProblems:
         return replace(problem, workload=replace(workload, tables=tuple(tables)))
 
     for step in (ALPHA_STEP, -ALPHA_STEP) if zipf else ():
-        change = f"Zipf alpha of the ids {step:+g} ({zipf} of {len(given)} features)"
+        change = f"Zipf alpha of the ids {step:+g} ({zipf} of {len(distributions)} features)"
         yield "skew", change, redistributed(partial(_change_alpha, step=step))
-    if any(not isinstance(distribution, Uniform) for distribution in given):
+    if any(not isinstance(distribution, Uniform) for distribution in distributions):
         yield "skew", "all ids equally likely", redistributed(lambda _: Uniform())
 
 
-def _change_alpha(given: Distribution, step: float) -> Distribution:
-    return replace(given, alpha=max(0.0, given.alpha + step)) if isinstance(given, Zipf) else given
+def _change_alpha(distribution: Distribution, step: float) -> Distribution:
+    if not isinstance(distribution, Zipf):
+        return distribution
+    return replace(distribution, alpha=max(0.0, distribution.alpha + step))
 
 
 def _limits(graph: Graph) -> Iterator[tuple[str, Graph]]:

@@ -51,9 +51,9 @@ with needs_torchrec():
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 SHARE = 0.003
-"""Of the time of a training loop, that counting may take."""
+"""Share of a training loop's time that counting may take."""
 LONGEST_STEP = 3.0
-"""Of the step before: what takes longer, as an evaluation does, is no time to count in."""
+"""Longest step that earns counting time, in lengths of the step before; an evaluation is longer."""
 MOST_IDS = 2**18
 """Distinct ids of a feature that are counted exactly in a window."""
 MOST_AT_ONCE = 2**16
@@ -87,15 +87,15 @@ class StepWindow:
         return 1e3 * float(np.median(self._times)) if self._times else float("nan")
 
     def add(self, features: Any) -> None:
-        """One step. The first of a window is counted whatever there is to spend.
+        """Add a step. The first of a window is counted whatever the credit.
 
         Args:
             features: its ids: a KeyedJaggedTensor, or several in a mapping.
         """
         now = time.perf_counter()
-        took = now - self._last
-        usual = min(took, LONGEST_STEP * self._times[-1]) if self._times else 0.0
-        self._times.append(took)
+        step_s = now - self._last
+        usual = min(step_s, LONGEST_STEP * self._times[-1]) if self._times else 0.0
+        self._times.append(step_s)
         self.credit_s += SHARE * usual
         if self._counts_ids and (self.credit_s >= 0 or not self.counts):
             for name, bags in _bags_of(features, self._counted):
@@ -108,8 +108,8 @@ class StepWindow:
         """Write the counts, as a checkpoint of `shardopt stats` has them, and the step times."""
         start = time.perf_counter()
         arrays: dict[str, Any] = {"step_seconds": np.array(self._times)}
-        for name, found in self.counts.items():
-            arrays |= {f"{name}.{what}": value for what, value in found.state().items()}
+        for name, counts in self.counts.items():
+            arrays |= {f"{name}.{part}": value for part, value in counts.state().items()}
         with atomic_open(path) as stream:
             np.savez(stream, allow_pickle=False, **arrays)
         self.credit_s -= time.perf_counter() - start
@@ -130,15 +130,15 @@ def _bags_of(features: Any, turn: int) -> Iterator[tuple[str, Bags]]:
                 "KeyedJaggedTensor, or a mapping of several"
             )
     share = min(1.0, MOST_AT_ONCE / max(1, sum(tensor.values().numel() for tensor in tensors)))
-    seen: set[str] = set()
+    counted: set[str] = set()
     for tensor in tensors:
         lengths = tensor.lengths().cpu().numpy()
         id_, sample = 0, 0
         for key, ids, samples in zip(
             tensor.keys(), tensor.length_per_key(), tensor.stride_per_key(), strict=True
         ):
-            if key not in seen:
-                seen.add(key)
+            if key not in counted:
+                counted.add(key)
                 count = math.ceil(share * samples)
                 skip = turn * count % max(1, samples - count + 1)
                 mine = lengths[sample + skip : sample + skip + count].astype(np.int64)
@@ -190,9 +190,9 @@ class ReplanMonitor:
     ) -> None:
         if every < 1:
             raise InputError(f"every is {every}; a window has at least 1 step")
-        given = plan if isinstance(plan, ShardingPlan) else load_plan(plan)
-        self._setting = resolve(model, machine or Machine(), given)
-        self.plan = check_plan(given, self._setting.workload, where="plan")
+        running = plan if isinstance(plan, ShardingPlan) else load_plan(plan)
+        self._setting = resolve(model, machine or Machine(), running)
+        self.plan = check_plan(running, self._setting.workload, where="plan")
         _check_running(dmp, self.plan)
         self.every = every
         self.steps = 0
@@ -204,14 +204,14 @@ class ReplanMonitor:
         self._any_move, self._effort, self._timeout_s = any_move, effort, timeout_seconds
 
     def step(self, features: Any) -> bool:
-        """To be called once a step, on every rank.
+        """Count a step; call it once a step, on every rank.
 
         Args:
             features: the ids of the step's batch: its KeyedJaggedTensor, or a mapping of several;
                 best those on the host, which need no copy from the device.
 
         Returns:
-            Whether a window has just closed, which is so on all ranks at once.
+            True if a window has just closed, on all ranks at once.
         """
         self.window.add(features)
         self.steps += 1
@@ -280,9 +280,9 @@ class ReplanMonitor:
             for table in self._setting.workload.tables
             for feature in table.features
         }
-        known = {name: found for name, found in window.counts.items() if name in rows}
-        found = summarise(known, ReadOptions(rows=rows), 0)
-        workload = observed_workload(self._setting.workload, found, path)
+        counted = {name: counts for name, counts in window.counts.items() if name in rows}
+        statistics = summarise(counted, ReadOptions(rows=rows), 0)
+        workload = observed_workload(self._setting.workload, statistics, path)
         problem = replace(self._setting.problem(), workload=workload)
         max_moves, max_bytes, horizon = self._limits
         in_use = PlanInUse(self.plan, max_moves, max_bytes, horizon, self._allows(workload))
@@ -292,7 +292,7 @@ class ReplanMonitor:
         )
 
     def _allows(self, workload: Workload) -> Callable[[str, TablePlan], bool]:
-        """What a table may change to: in place, or so that a checkpoint keeps its state."""
+        """Return the test of a table's new plan: in place, or its state survives a checkpoint."""
         tables = dict(zip(workload.keys, workload.tables, strict=True))
         now = self.plan
         if not self._any_move:

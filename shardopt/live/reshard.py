@@ -40,10 +40,10 @@ MOST_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to run instead, and what it takes to get there.
+    """Proposal of another plan, and the move to it.
 
     Args:
-        before, plan: what runs, and what is proposed; the same plan if staying is best.
+        before, plan: the running plan and the proposed one; the same plan if staying is best.
         move: between them.
         obstacles: why it cannot be made in place; empty if it can.
         new_bytes: that every rank needs beside what it holds, while both modules are there.
@@ -73,12 +73,12 @@ class Proposal:
     @property
     def gain(self) -> float:
         """Share of the step time that it is predicted to save."""
-        given = self.result.in_use
-        return 0.0 if given is None else 1 - self.result.best.iteration_ms / given.iteration_ms
+        in_use = self.result.in_use
+        return 0.0 if in_use is None else 1 - self.result.best.iteration_ms / in_use.iteration_ms
 
     def to_object(self) -> dict[str, Any]:
-        """As JSON: ``from`` and ``move`` of ``shardopt plan --json``, ``iteration_ms`` and
-        ``lower_bound_ms``; and ``measured_ms``, ``gain`` and ``obstacles``."""
+        """Return JSON: ``from`` and ``move`` of ``shardopt plan --json``, ``iteration_ms``,
+        ``lower_bound_ms``, and ``measured_ms``, ``gain`` and ``obstacles``."""
         return {
             "iteration_ms": self.result.best.iteration_ms,
             "lower_bound_ms": self.result.lower_bound_ms,
@@ -123,27 +123,29 @@ def observed_workload(
         statistics: features without ids, and those that nobody counted, stay as they are.
         path: the .npz file to write the window's statistics to.
     """
-    seen = {found.name: found for found in statistics if found.seen is not None}
-    write_stats(path, seen.values())
+    counted = {measured.name: measured for measured in statistics if measured.seen is not None}
+    write_stats(path, counted.values())
     arrays = load_arrays(path, MOST_BYTES)
     tables = []
     for table in workload.tables:
         features = [
-            _observed(feature, seen[feature.name], arrays) if feature.name in seen else feature
+            _observed(feature, counted[feature.name], arrays)
+            if feature.name in counted
+            else feature
             for feature in table.features
         ]
         tables.append(replace(table, features=tuple(features)))
     return replace(workload, tables=tuple(tables))
 
 
-def _observed(feature: Feature, found: FeatureStats, arrays: Mapping[str, Any]) -> Feature:
+def _observed(feature: Feature, statistics: FeatureStats, arrays: Mapping[str, Any]) -> Feature:
     deviation, most = feature.pooling_factor_std, feature.pooling_factor_max
-    if feature.num_poolings == 1:  # of several poolings a sample, only their sum was seen
-        deviation = found.pooling_factor_std if found.varies else None
-        most = found.pooling_factor_max if found.varies else None
+    if feature.num_poolings == 1:  # with several poolings a sample, only their sum was counted
+        deviation = statistics.pooling_factor_std if statistics.varies else None
+        most = statistics.pooling_factor_max if statistics.varies else None
     return replace(
         feature,
-        pooling_factor=found.pooling_factor / feature.num_poolings,
+        pooling_factor=statistics.pooling_factor / feature.num_poolings,
         pooling_factor_std=deviation,
         pooling_factor_max=most,
         distribution=measured_distribution(arrays, feature.name),
@@ -180,13 +182,13 @@ class _Messages:
         return getattr(dist, name)
 
     def batch_isend_irecv(self, ops: Sequence[Any]) -> list[Any]:
-        """One work for each op, in their order."""
+        """Send and receive; return one work for each op, in their order."""
         me = dist.get_rank()
-        kept = {op.tag: op.tensor for op in ops if op.peer == me and op.op is dist.isend}
+        own = {op.tag: op.tensor for op in ops if op.peer == me and op.op is dist.isend}
         far = [op for op in ops if op.peer != me]
         for op in ops:
             if op.peer == me and op.op is dist.irecv:
-                op.tensor.copy_(kept[op.tag])
+                op.tensor.copy_(own[op.tag])
             elif op.op is dist.isend:
                 op.tensor = op.tensor.contiguous()
         works = dist.batch_isend_irecv(far) if far else []
@@ -228,24 +230,24 @@ def reshard(dmp: Any, proposal: Proposal) -> None:
 
 
 def _problems(dmp: Any, proposal: Proposal) -> list[str]:
-    """What forbids the move on this rank, cheapest first."""
+    """List what forbids the move on this rank, cheapest first."""
     if not hasattr(dmp, "reshard"):
         return [f"{type(dmp).__name__} has no reshard; it takes torchrec 1.8 or newer"]
     if not proposal.move.tables:
         return ["it moves no table"]
     try:
-        found = list(find_mismatches(dmp, proposal.before))
+        problems = list(find_mismatches(dmp, proposal.before))
     except PlanError as error:
         return [str(error)]
-    if found:
-        return [f"it is for another plan than the one that runs: {'; '.join(found)}"]
-    found = [*proposal.obstacles, *find_pipelined(dmp)]
+    if problems:
+        return [f"it is for another plan than the one that runs: {'; '.join(problems)}"]
+    problems = [*proposal.obstacles, *find_pipelined(dmp)]
     if not hasattr(dense_part_of(dmp), "module"):
-        found.append("the dense part is not in DistributedDataParallel, which reshard expects")
+        problems.append("the dense part is not in DistributedDataParallel, which reshard expects")
     need, free = proposal.new_bytes[dist.get_rank()], free_bytes(dmp.device)
     if need > free:
-        found.append(
+        problems.append(
             f"the old and the new modules are there at once: rank {dist.get_rank()} needs "
             f"{format_bytes(need)} more and has {format_bytes(free)}"
         )
-    return found
+    return problems

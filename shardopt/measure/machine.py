@@ -1,4 +1,4 @@
-"""What the machine is: its processor, memory and versions, and how busy it is with other work."""
+"""Description of the machine: processor, memory and versions, and its load by other work."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def usage() -> Usage:
 
 
 def other_cores(before: Usage, after: Usage, own_s: float) -> float | None:
-    """Mean number of cores that were busy with other work between two moments.
+    """Return the mean number of cores that were busy with other work between two moments.
 
     Args:
         own_s: seconds that all ranks on this machine worked in between.
     """
     if before.busy_s is None or after.busy_s is None:
         return None
-    others = after.busy_s - before.busy_s - own_s
+    other_s = after.busy_s - before.busy_s - own_s
     # interrupts for the ranks count as other work, and the kernel counts in ticks
-    return round(max(0.0, others) / max(after.wall_s - before.wall_s, 1e-9), 3)
+    return round(max(0.0, other_s) / max(after.wall_s - before.wall_s, 1e-9), 3)
 
 
 def _busy_seconds() -> float | None:
@@ -59,7 +59,7 @@ def _busy_seconds() -> float | None:
 
 
 def machine() -> dict[str, Any]:
-    """What a time depends on apart from the program: processor, cores, Python, other load."""
+    """Describe the machine: processor, cores, Python, load average."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -71,27 +71,27 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str | None:
-    """The processor's own name, where the system tells."""
+    """Return the processor's own name, where the system tells."""
     lines = _lines("/proc/cpuinfo")
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor()) or None
 
 
 def environment(backend: str) -> dict[str, Any]:
-    """What a time depends on apart from model, plan and settings; names no host and no path."""
-    found = {key: value for key, value in machine().items() if key != "load_average"}
-    found["memory_bytes"] = memory_bytes()
-    found["kernel"] = platform.release()
-    found["shardopt"] = __version__
+    """Describe machine and versions, on which times depend; names no host and no path."""
+    about = {key: value for key, value in machine().items() if key != "load_average"}
+    about["memory_bytes"] = memory_bytes()
+    about["kernel"] = platform.release()
+    about["shardopt"] = __version__
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
+            about[package] = metadata.version(package)
     if backend == "nccl":
         import torch
 
-        found["gpu"] = torch.cuda.get_device_name(0)
-        found["cuda"] = torch.version.cuda
-    return found
+        about["gpu"] = torch.cuda.get_device_name(0)
+        about["cuda"] = torch.version.cuda
+    return about
 
 
 def memory_bytes() -> int:
@@ -99,7 +99,7 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Host memory that can be had without swapping, also under a container's limit."""
+    """Return the bytes of host memory free without swapping, also under a container's limit."""
     free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):

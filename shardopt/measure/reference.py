@@ -1,4 +1,4 @@
-"""Fixed kernels timed between the plans: what changes in them is the machine, not the plan.
+"""Fixed kernels timed between the plans: a change of their times is the machine's, not a plan's.
 
 Their shapes are part of the format of rows: times are compared between files and with those of a
 calibration, so a change of any constant here is a change of `REFERENCE_VERSION`.
@@ -60,13 +60,13 @@ class Reference:
         self.received = torch.empty_like(self.sent)
 
     def _indices(self, rng: np.random.Generator) -> torch.Tensor:
-        """Ids whose hot ones lie scattered: a multiplier without a factor in common with `ROWS`."""
+        """Draw ids with scattered hot rows, by a multiplier that shares no factor with `ROWS`."""
         drawn = popularity_ranks(Zipf(ALPHA), ROWS, TABLES * BATCH * POOLING, rng)
         return torch.from_numpy(drawn * 48_271 % ROWS).to(self.device)
 
     def measure(self) -> dict[str, list[float]]:
-        """Milliseconds of every repeat, by the kernel's name; all ranks have to call it."""
-        # the first only fills caches that the plans before have emptied
+        """Return the milliseconds of every repeat by kernel; collective over all ranks."""
+        # the first repeat refills caches that the plans before have emptied
         every = [self._once(self.ids[repeat % RING]) for repeat in range(1 + REPEATS)][1:]
         return {kernel: [spent[kernel] for spent in every] for kernel in every[0]}
 
@@ -77,7 +77,7 @@ class Reference:
             "lookup_backward": self._timed(lambda: outputs[0].backward(self.gradient)),
             "gemm": self._timed(lambda: torch.mm(*self.matrices)),
         }
-        dist.barrier()  # or the exchange would be charged with the wait for the slower rank
+        dist.barrier()  # else the exchange's time would hold the wait for the slower rank
         exchange = self._timed(lambda: dist.all_to_all_single(self.received, self.sent))
         return {**spent, "all_to_all": exchange}
 

@@ -1,4 +1,4 @@
-"""How things are timed: warm-up, repeats, side by side, and whether the samples agree.
+"""Timing: warm-up, repeats, interleaving, and the agreement of samples.
 
 A CPU is timed by the clock. A GPU is timed between two of its events, and its L2 is emptied before
 the first, see `CudaTimer`.
@@ -19,44 +19,45 @@ from typing import Any
 WARM_UP = 2
 FEWEST, MOST = 7, 200
 CLEAN_ENOUGH = 3
-"""Undisturbed samples that suffice; with fewer all samples count, and their spread tells."""
+"""Undisturbed samples that suffice; with fewer all samples count, and their spread shows it."""
 PATIENCE = 3
-"""Multiple of the time for a point, after which disturbed samples are taken as they are."""
+"""Multiple of a point's time after which disturbed samples count too."""
 DISTURBED_SHARE, DISTURBED_S = 0.02, 20e-6
-"""Time off the core within a sample of a CPU kernel: another process ran there meanwhile."""
+"""Time off the core that disturbs a sample of a CPU kernel: another process ran there meanwhile."""
 FLUSH_BYTES = 128 * 2**20
-"""Read before a sample: an iteration goes through so much memory between two runs of a kernel, and
-what a kernel finds in no cache it copies at less than half the speed."""
+"""Bytes read before a sample. An iteration goes through so much memory between two runs of a
+kernel, and a kernel copies uncached data at less than half the speed."""
 BRIEF_FLUSH_BYTES = 8 * 2**20
-"""Read where there is no time for more: what the core's own caches hold."""
+"""Bytes read where there is no time for more: the size of the core's own caches."""
 SETTINGS = "one thread a rank, pinned"
 CUDA_SETTINGS = "CUDA events, memory of 4 L2 written and read before a sample"
 L2_MULTIPLE = 4
-"""Of the L2, written and read before a sample: replacement is not exactly least recently used."""
+"""Multiple of the L2 to write and read before a sample: replacement is not exactly LRU."""
 UNKNOWN_L2_BYTES = 64 * 2**20
 MOST_WRITES = 64
-"""Times the memory is written at most: some milliseconds, which no launch takes."""
+"""Most writes of the memory: some milliseconds, longer than any launch."""
 REFERENCE_VERSION = 1
-"""Of the fixed kernels in `shardopt.measure.reference`; here, as reading it needs no torch."""
+"""Version of the kernels in `shardopt.measure.reference`; here, as reading it needs no torch."""
 UNSTABLE_DEVIATION = 0.1
 UNSTABLE_EXTREME = 0.5
-"""As pyperf: a standard deviation of 10 % of the mean, or a sample 50 % off the mean."""
+"""Limits of stable samples, as in pyperf: a standard deviation of 10 % of the mean, and 50 % off
+the mean for a single sample."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of one thing, in the order measured; at least one."""
+    """Seconds of repeated runs, in the order measured; at least one."""
 
     seconds: tuple[float, ...]
 
     @property
     def median_s(self) -> float:
-        """The middle sample, or the mean of the two middle ones."""
+        """Median of the samples in seconds."""
         return statistics.median(self.seconds)
 
     @property
     def stable(self) -> bool | None:
-        """Whether the samples agree with each other; None for a single one."""
+        """True if the samples agree with each other; None for a single one."""
         if len(self.seconds) < 2:
             return None
         mean = statistics.fmean(self.seconds)
@@ -65,45 +66,45 @@ class Samples:
         return deviation < UNSTABLE_DEVIATION * mean and extreme < UNSTABLE_EXTREME * mean
 
     def overlaps(self, other: Samples) -> bool:
-        """Whether some sample of each lies in the range of the other: no ratio to speak of."""
+        """Return True if the ranges of both overlap, so that their ratio means nothing."""
         return min(self.seconds) <= max(other.seconds) and min(other.seconds) <= max(self.seconds)
 
 
 class Timer(ABC):
-    """Times calls on one device."""
+    """Timer of calls on one device."""
 
     device: str
 
     @abstractmethod
     def flush(self) -> None:
-        """Displace what the caches hold, and fault in nothing."""
+        """Displace the content of the caches, without page faults."""
 
     @abstractmethod
     def sample(self, call: Callable[[], object]) -> tuple[float, bool]:
-        """Seconds of one call, and whether nothing else is in them."""
+        """Time one call; returns its seconds, and True if nothing disturbed it."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all that was issued."""
+        """Wait for all issued work."""
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Of one call."""
+        """Time one call in seconds."""
         return self.sample(call)[0]
 
     def samples(self, call: Callable[[], object], seconds: float) -> Samples:
-        """Repeats until ``seconds`` are spent, at least `FEWEST` and at most `MOST`."""
+        """Repeat a call until ``seconds`` are spent, at least `FEWEST` and at most `MOST` times."""
         for _ in range(WARM_UP):
             call()
         start = time.perf_counter()
-        taken: list[tuple[float, bool]] = []
-        while needs_more(taken, time.perf_counter() - start, seconds):
+        repeats: list[tuple[float, bool]] = []
+        while needs_more(repeats, time.perf_counter() - start, seconds):
             self.flush()
-            taken.append(self.sample(call))
-        return choose_samples(taken)
+            repeats.append(self.sample(call))
+        return choose_samples(repeats)
 
 
 class CpuTimer(Timer):
-    """By the process's clock; a sample is clean unless another process took the core."""
+    """Timer by the process's clock; a sample is clean unless another process took the core."""
 
     device = "cpu"
 
@@ -119,33 +120,33 @@ class CpuTimer(Timer):
     def sample(self, call: Callable[[], object]) -> tuple[float, bool]:
         busy, start = time.process_time(), time.perf_counter()
         result = call()
-        taken = time.perf_counter() - start
-        away = taken - (time.process_time() - busy)
-        del result  # its memory is given back outside the timed stretch
-        return taken, away < DISTURBED_S + DISTURBED_SHARE * taken
+        elapsed = time.perf_counter() - start
+        away = elapsed - (time.process_time() - busy)
+        del result  # its memory is freed outside the timed stretch
+        return elapsed, away < DISTURBED_S + DISTURBED_SHARE * elapsed
 
     def synchronize(self) -> None:
-        """Everything is done when it returns."""
+        """Return at once: a CPU's calls are done when they return."""
 
 
 class CudaTimer(Timer):
-    """Time on the device alone, between an event before and an event after what a call launches.
+    """Timer of the device alone, between events before and after the work that a call launches.
 
     Host code of a fused lookup takes longer than its kernels, so on an idle device the time between
     the events would be the host's. The device is therefore still busy emptying its L2 when the call
-    is issued: where the first event has passed by the time that the call returns, the device may
-    have waited for the host, the sample does not count as clean, and the next flush is twice as
-    long. Calls that synchronise inside never are clean, and count with what they wait.
+    is issued. If the first event has passed when the call returns, the device may have waited for
+    the host: the sample is not clean, and the next flush is twice as long. Calls that synchronise
+    inside are never clean, and their waiting counts.
 
     The L2 is emptied because an iteration goes through gigabytes between two runs of a kernel. The
-    memory is written, so that no line of it is shared, and read after, so that its lines are clean:
+    memory is written, so that no line of it is shared, and then read, so that its lines are clean:
     a timed kernel that evicts written lines would pay for another's stores.
     """
 
     device = "cuda"
 
     def __init__(self, cuda: Any, buffer: Any) -> None:
-        """``cuda`` is ``torch.cuda``, ``buffer`` memory of a multiple of the L2."""
+        """Take ``torch.cuda`` as ``cuda``, and memory of a multiple of the L2 as ``buffer``."""
         self._cuda, self._buffer = cuda, buffer
         self.writes = 1
 
@@ -156,7 +157,7 @@ class CudaTimer(Timer):
         self._buffer.sum()
 
     def sample(self, call: Callable[[], object]) -> tuple[float, bool]:
-        """As in `Timer`; to be called right after `flush`."""
+        """Time one call as `Timer.sample` does; call it right after `flush`."""
         start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         result = call()
@@ -173,7 +174,7 @@ class CudaTimer(Timer):
 
 
 def timer_of(device: str, flush_bytes: int = FLUSH_BYTES) -> Timer:
-    """The timer of a kind of device; ``flush_bytes`` are a CPU's."""
+    """Return the timer of a kind of device; ``flush_bytes`` are a CPU's."""
     if device != "cuda":
         return CpuTimer(flush_bytes)
     import torch
@@ -189,92 +190,93 @@ def sample_passes(
     backward: Callable[[Any], object],
     seconds: float,
 ) -> list[Samples]:
-    """Samples of forward and backward passes, alternating until ``seconds`` are spent.
+    """Sample forward and backward passes, alternating until ``seconds`` are spent.
 
     Args:
-        forward: given the number of the repeat.
-        backward: given what the forward before it returned.
+        forward: called with the number of the repeat.
+        backward: called with the output of the forward before it.
     """
-    return sample_stages(timer, (lambda i, _: forward(i), lambda _, made: backward(made)), seconds)
+    return sample_stages(timer, (lambda i, _: forward(i), lambda _, y: backward(y)), seconds)
 
 
 def sample_stages(
     timer: Timer, stages: Sequence[Callable[[int, Any], Any]], seconds: float
 ) -> list[Samples]:
-    """Samples of every stage, run one after the other until ``seconds`` are spent.
+    """Sample every stage, run one after the other until ``seconds`` are spent.
 
     Args:
-        stages: given the number of the repeat, and what the stage before returned.
+        stages: called with the number of the repeat, and the output of the stage before.
     """
     spent: list[list[tuple[float, bool]]] = [[] for _ in stages]
     start, i = time.perf_counter(), 0
     while i < WARM_UP or needs_more(spent[-1], time.perf_counter() - start, seconds):
         if i == WARM_UP:
             start = time.perf_counter()
-            for taken in spent:
-                taken.clear()
-        made: list[Any] = [None]
-        for stage, taken in zip(stages, spent, strict=True):
+            for repeats in spent:
+                repeats.clear()
+        outputs: list[Any] = [None]
+        for stage, repeats in zip(stages, spent, strict=True):
             timer.flush()
-            taken.append(timer.sample(partial(_append, made, stage, i)))
+            repeats.append(timer.sample(partial(_append, outputs, stage, i)))
         i += 1
-    return [choose_samples(taken) for taken in spent]
+    return [choose_samples(repeats) for repeats in spent]
 
 
-def _append(made: list[Any], stage: Callable[[int, Any], Any], repeat: int) -> None:
-    """Keep what earlier stages returned: giving its memory back would be timed too."""
-    made.append(stage(repeat, made[-1]))
+def _append(outputs: list[Any], stage: Callable[[int, Any], Any], repeat: int) -> None:
+    """Run a stage and keep all outputs: freeing their memory would be timed too."""
+    outputs.append(stage(repeat, outputs[-1]))
 
 
-def needs_more(taken: Sequence[tuple[float, bool]], spent: float, seconds: float) -> bool:
-    """Whether a point needs more samples: at least `FEWEST` clean ones, for ``seconds``."""
-    clean = sum(good for _, good in taken)
-    if len(taken) >= MOST:
+def needs_more(repeats: Sequence[tuple[float, bool]], spent: float, seconds: float) -> bool:
+    """Return True if a point needs more samples: at least `FEWEST` clean ones, for ``seconds``."""
+    clean = sum(good for _, good in repeats)
+    if len(repeats) >= MOST:
         return False
     if clean < FEWEST:
-        return len(taken) < FEWEST or spent < PATIENCE * seconds
+        return len(repeats) < FEWEST or spent < PATIENCE * seconds
     return spent < seconds
 
 
-def choose_samples(taken: Sequence[tuple[float, bool]]) -> Samples:
-    """The samples during which no other process took the core, where there are enough."""
-    clean = tuple(seconds for seconds, good in taken if good)
-    return Samples(clean if len(clean) >= CLEAN_ENOUGH else tuple(s for s, _ in taken))
+def choose_samples(repeats: Sequence[tuple[float, bool]]) -> Samples:
+    """Choose the clean samples, or all where fewer than `CLEAN_ENOUGH` are clean."""
+    clean = tuple(seconds for seconds, good in repeats if good)
+    return Samples(clean if len(clean) >= CLEAN_ENOUGH else tuple(s for s, _ in repeats))
 
 
 def sample_gradients(
     timer: Timer, forward: Callable[[], Any], inputs: Sequence[Any], seconds: float
 ) -> list[Samples]:
-    """As `sample_passes`, of the gradients of tensors, which keep none."""
+    """Sample a forward and the gradients of its inputs as `sample_passes` does; stores no grad."""
     import torch
 
-    made = forward()
-    gradients = [torch.full_like(y, 1e-3) for y in (made if isinstance(made, tuple) else (made,))]
+    first = forward()
+    outputs = first if isinstance(first, tuple) else (first,)
+    gradients = [torch.full_like(output, 1e-3) for output in outputs]
 
-    def backward(made: Any) -> Any:
+    def backward(output: Any) -> Any:
         # not .backward(), which would add to the gradient of the sample before
-        return torch.autograd.grad(made, inputs, gradients)
+        return torch.autograd.grad(output, inputs, gradients)
 
     return sample_passes(timer, lambda _: forward(), backward, seconds)
 
 
 def interleave(
-    what: Mapping[str, Callable[[], float]],
+    calls: Mapping[str, Callable[[], float]],
     repeat: int,
     on_start: Callable[[str, int], None],
 ) -> dict[str, Samples]:
     """Measure everything once a round, so that a busy machine disturbs all of it alike.
 
     Args:
-        what: name -> a call that returns its seconds.
+        calls: name -> a call that returns its seconds.
         repeat: rounds, >= 1. Each starts with another one, so that none is always first.
         on_start: called with the name and the round, from 0, before each call.
     """
-    names = list(what)
+    names = list(calls)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(repeat):
         first = round_ % len(names)
         for name in names[first:] + names[:first]:
             on_start(name, round_)
-            samples[name].append(what[name]())
+            samples[name].append(calls[name]())
     return {name: Samples(tuple(seconds)) for name, seconds in samples.items()}

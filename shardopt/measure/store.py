@@ -1,6 +1,6 @@
-"""The store of measured rows: read, append, resume, versions, and what is wrong with a file.
+"""The store of measured rows: read, append, resume, versions, and errors in files.
 
-Rows are lines of CSV under a header, or a JSON object a line; a `RowKind` says what a line holds.
+Rows are lines of CSV under a header, or a JSON object a line; a `RowKind` describes a line.
 `RowsFile` adds rows one at a time and writes each to the disk at once, so that a run that is killed
 continues from its file: the line that was cut off is measured again.
 Files that are not lists of rows but one JSON document are read by `read_json`.
@@ -25,12 +25,12 @@ from shardopt.files import atomic_write_text, decode, read_bytes
 
 T = TypeVar("T")
 Fields = Mapping[str, Any]
-"""A line by its columns or keys: strings in CSV, whatever JSON has in a JSON object."""
+"""A line by its columns or keys: strings in CSV, any JSON values in a JSON object."""
 
 
 @dataclass(frozen=True)
 class RowKind(Generic[T]):
-    """What a line of a file holds.
+    """Format of the lines of a file.
 
     Args:
         what: a row in words, for messages, such as "calibration row".
@@ -41,7 +41,7 @@ class RowKind(Generic[T]):
         json_lines: a line is a JSON object; False: CSV.
         schema: version that the field `schema` of every line must have; empty: lines have none.
         comment: first line of the file, which starts with ``#``; CSV alone.
-        remedy: what to do about a line that cannot be read.
+        remedy: advice on a line that cannot be read.
     """
 
     what: str
@@ -55,7 +55,7 @@ class RowKind(Generic[T]):
 
     @property
     def head(self) -> str:
-        """What a file starts with before its rows."""
+        """Text of a file before its rows."""
         return "" if self.json_lines else self.comment + _csv_line(self.keys)
 
     def line(self, row: T) -> str:
@@ -65,10 +65,10 @@ class RowKind(Generic[T]):
         return _csv_line([fields[key] for key in self.keys])
 
     def row(self, fields: Fields) -> T:
-        """The row of a line's fields.
+        """Parse the row of a line's fields.
 
         Raises:
-            ValueError: says what is wrong with them.
+            ValueError: names the fault.
         """
         for key in self.keys:
             if key not in fields:
@@ -83,27 +83,27 @@ class RowKind(Generic[T]):
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def rows(self, path: Path, text: str) -> list[T]:
-        """All rows of a text.
+        """Parse all rows of a text.
 
         Raises:
             InputError: a line is no such row; names it.
         """
-        found = ParsedRows[T]()
+        parsed = ParsedRows[T]()
         if text.strip() and not self.json_lines:
-            found = parse_table(path, text, self.keys, self.row)
+            parsed = parse_table(path, text, self.keys, self.row)
         for number, line in enumerate(text.splitlines() if self.json_lines else (), start=1):
             try:
-                found.rows.append(self.row(_json_object(line)))
+                parsed.rows.append(self.row(_json_object(line)))
             except ValueError as error:
-                found.problems.append(f"{path.name}:{number}: {error}")
-        if found.problems:
-            where, _, why = found.problems[0].partition(": ")
-            others = len(found.problems) - 1
-            more = f" (and {others} more lines)" if others else ""
+                parsed.problems.append(f"{path.name}:{number}: {error}")
+        if parsed.problems:
+            where, _, why = parsed.problems[0].partition(": ")
+            rest = len(parsed.problems) - 1
+            more = f" (and {rest} more lines)" if rest else ""
             raise InputError(
                 f"{path.parent / where}: not a {self.what}: {why}{more}; {self.remedy}"
             )
-        return found.rows
+        return parsed.rows
 
 
 def _csv_line(cells: Sequence[object]) -> str:
@@ -114,16 +114,16 @@ def _csv_line(cells: Sequence[object]) -> str:
 
 def _json_object(line: str) -> Fields:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"not a JSON object, but {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object, but {type(value).__name__}")
+    return value
 
 
 def read_rows(path: Path, kind: RowKind[T]) -> list[T]:
-    """All rows of a file; a last line that was cut off while it was written is none.
+    """Read all rows of a file, without a last line that was cut off while it was written.
 
     Raises:
         InputError: the file cannot be read, is of another kind, or a line is no such row; names
@@ -133,7 +133,7 @@ def read_rows(path: Path, kind: RowKind[T]) -> list[T]:
 
 
 def write_rows(path: Path, kind: RowKind[T], rows: Sequence[T]) -> None:
-    """Replace a file by one with these rows; it never holds some of them only.
+    """Replace a file by one with these rows, atomically.
 
     Raises:
         InputError: it cannot be written.
@@ -145,11 +145,11 @@ class RowsFile(Generic[T]):
     """A file of rows that grows; it need not exist yet.
 
     Args:
-        rows: those it holds.
+        rows: the rows that it holds.
     """
 
     def __init__(self, path: Path, kind: RowKind[T]) -> None:
-        """Read what there is.
+        """Read the file if it exists.
 
         Raises:
             InputError: as `read_rows`; or a line that was cut off cannot be removed.
@@ -184,17 +184,17 @@ def _text(path: Path, kind: RowKind[Any]) -> str:
 
 
 def _whole_lines(text: str, kind: RowKind[Any]) -> str:
-    """The text without a last line that was cut off.
+    """Return the text without a last line that was cut off.
 
-    An object of JSON cannot be read without its end; but the last number of a line of CSV can.
+    A JSON object cannot be read without its end, but a CSV line whose last number is cut off can.
     """
     start = text.rfind("\n") + 1
     if kind.json_lines and start < len(text):
         with suppress(ValueError):
             _json_object(text[start:])
             return text + "\n"
-    kept = text[:start]
-    return "" if kind.head.startswith(kept) and kept != kind.head else kept
+    whole = text[:start]
+    return "" if kind.head.startswith(whole) and whole != kind.head else whole
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Document:
     """A JSON document on disk, each of whose keys and list entries starts a line.
 
     Args:
-        remedy: what to do about a broken file.
+        remedy: advice on a broken file.
     """
 
     path: Path
@@ -219,21 +219,21 @@ class Document:
 
 
 def read_json(
-    path: Path, what: str, schema: str, kinds: Mapping[str, type], remedy: str
+    path: Path, title: str, schema: str, kinds: Mapping[str, type], remedy: str
 ) -> Document:
     """Read a JSON document.
 
     Args:
-        what: the file in words, such as "rows file".
-        schema: that its key `schema` must have.
-        kinds: keys that it must have, with the types of their values.
-        remedy: what to do about a broken file.
+        title: the file in words, such as "rows file".
+        schema: required value of its key `schema`.
+        kinds: required keys, with the types of their values.
+        remedy: advice on a broken file.
 
     Raises:
         InputError: it cannot be read, is not JSON, has another schema, or lacks a key; names the
             line.
     """
-    text = decode(read_bytes(path, what), path)
+    text = decode(read_bytes(path, title), path)
 
     def refuse(word: str) -> NoReturn:
         raise InputError(f"{path}: holds {word}, which is no number of JSON; {remedy}")
@@ -244,10 +244,10 @@ def read_json(
         raise InputError(
             f"{path}:{error.lineno}: not JSON ({error.msg}, column {error.colno}); {remedy}"
         ) from None
-    found = data.get("schema") if isinstance(data, dict) else None
-    if found != schema:
+    file_schema = data.get("schema") if isinstance(data, dict) else None
+    if file_schema != schema:
         raise InputError(
-            f"{path}: schema is {found!r}, but this version reads '{schema}'; {remedy}"
+            f"{path}: schema is {file_schema!r}, but this version reads '{schema}'; {remedy}"
         )
     document = Document(path, data, text.splitlines(), remedy)
     for key, kind in kinds.items():

@@ -22,7 +22,7 @@ class CallError(ShardoptError):
     """A call ended without an answer: it raised something unforeseen, or its process died."""
 
 
-class OutOfTime(ShardoptError):  # noqa: N818  # what happened, not a fault
+class OutOfTime(ShardoptError):  # noqa: N818  # an outcome, not a fault
     """A call did not end in its time."""
 
 
@@ -38,7 +38,7 @@ class CallServer:
         self._context.set_forkserver_preload(list(modules))
 
     def call(self, limit_s: float | None, function: Callable[..., T], *args: object) -> T:
-        """What the function returns.
+        """Call the function in the server and return its result.
 
         Args:
             limit_s: wall time after which the process is killed; None for no limit.

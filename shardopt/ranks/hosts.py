@@ -20,16 +20,16 @@ from pathlib import Path
 from predictor.errors import InputError
 
 NETNS = Path("/run/netns")
-"""Where iproute2 keeps the names."""
+"""Folder in which iproute2 keeps the names."""
 PREFIX = "shardopt"
 CLONE_NEWNET = 0x40000000
 LOWEST_GBIT_S, HIGHEST_GBIT_S = 0.001, 100.0
 BURST_S = 0.25e-3
-"""What an idle link lets through at once; wakers of the queue come late by some 0.1 ms."""
+"""Burst in s that an idle link lets through at once; the queue wakes some 0.1 ms late."""
 MIN_BURST_BYTES = 8 * 2**10
 """A packet beyond the burst is dropped, and an Ethernet frame has 1.5 kB."""
 QUEUE_BYTES = 32 * 2**20
-"""More than TCP hands down before it waits, so that the link drops nothing."""
+"""Length of the queue: more than TCP hands down before it waits, so nothing is dropped."""
 HOSTS = 2
 
 _serial = counter()
@@ -37,7 +37,7 @@ _serial = counter()
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two hosts; as fast in both directions at once."""
+    """Link between two hosts; as fast in both directions at once."""
 
     gbit_s: float
 
@@ -127,14 +127,14 @@ def shaped_hosts(link: Link) -> Iterator[list[Host]]:
 
 
 def _commands(hosts: list[Host], link: Link) -> list[list[str]]:
-    """What makes the hosts, in order."""
+    """Return the commands that make the hosts, in order."""
     first, second = hosts
     pair = ["ip", "-n", first.namespace, "link", "add", first.interface, "type", "veth"]
-    made = [["ip", "netns", "add", host.namespace] for host in hosts]
-    made.append([*pair, "peer", "name", second.interface, "netns", second.namespace])
+    commands = [["ip", "netns", "add", host.namespace] for host in hosts]
+    commands.append([*pair, "peer", "name", second.interface, "netns", second.namespace])
     for host in hosts:
         inside, own = ["ip", "-n", host.namespace], ["dev", host.interface]
-        made += [
+        commands += [
             # no address of IPv6, which gloo might choose before it is usable
             [*inside, "link", "set", *own, "addrgenmode", "none"],
             [*inside, "address", "add", f"{host.address}/24", *own],
@@ -142,7 +142,7 @@ def _commands(hosts: list[Host], link: Link) -> list[list[str]]:
             ["tc", "-n", host.namespace, "qdisc", "add", *own, "root", *_shaping(link)],
             [*inside, "link", "set", *own, "up"],
         ]
-    return made
+    return commands
 
 
 def _shaping(link: Link) -> list[str]:

@@ -31,13 +31,13 @@ from shardopt.ranks.scratch import scratch_folder
 from shardopt.ranks.worker import JOB
 
 PACKAGES = Path(__file__).resolve().parents[2]
-"""Where the three packages lie; ranks import them from there."""
+"""Folder of the three packages, from which ranks import them."""
 GRACE_S = 5.0
-"""How long the other ranks may take to end, or to say what is wrong, once a rank has died."""
+"""Time in s for the other ranks to end, or to say what is wrong, once a rank has died."""
 POLL_S = 0.2
 START_S = 300.0
-"""At least so long ranks may import, join and build before their first report: on a loaded machine
-that takes minutes, whatever silence is too long later."""
+"""Least time in s that ranks may import, join and build before their first report: on a loaded
+machine that takes minutes, however short a silence is allowed later."""
 SAMPLE_S = 1.0
 STATES = {"T": "is stopped by a signal", "t": "is stopped by a debugger", "D": "waits for a device"}
 """State of a process in /proc/PID/stat that shows why it does not answer (man 5 proc)."""
@@ -228,8 +228,8 @@ def _watch(
 
 
 def _hung(pids: Sequence[int], silence_s: float, began: bool, folder: Path) -> RankDiedError:
-    """The error of ranks of which none reported anything for so long; it says what each does, as
-    one that computes while others wait may hang, and the end of what each wrote."""
+    """Return the error of ranks that were all silent for ``silence_s``. It says what each does, as
+    one that computes while others wait may hang, and how the log of each ends."""
     before = _stats(pids)
     time.sleep(SAMPLE_S)
     does = []
@@ -237,21 +237,21 @@ def _hung(pids: Sequence[int], silence_s: float, began: bool, folder: Path) -> R
         word = "computes" if ticks > before.get(rank, (state, ticks))[1] else "waits"
         does.append(f"rank {rank} {STATES.get(state, word)}")
     logs = ((rank, _log_end(folder / f"log.{rank}")) for rank in range(len(pids)))
-    said = [f"rank {rank}: {log}" for rank, log in logs if log]
-    ends = [f"the ends of their logs: {'; '.join(said)}"] if said else []
-    what = "no rank reported anything for" if began else "no rank had begun after"
-    return RankDiedError("; ".join([f"{what} {silence_s:.3g} s", *does, *ends]))
+    ends_of_logs = [f"rank {rank}: {log}" for rank, log in logs if log]
+    ends = [f"the ends of their logs: {'; '.join(ends_of_logs)}"] if ends_of_logs else []
+    problem = "no rank reported anything for" if began else "no rank had begun after"
+    return RankDiedError("; ".join([f"{problem} {silence_s:.3g} s", *does, *ends]))
 
 
 def _stats(pids: Sequence[int]) -> Mapping[int, tuple[str, int]]:
     """Rank -> its state, and processor time so far, as /proc/PID/stat has them."""
-    found = {}
+    stats = {}
     for rank, pid in enumerate(pids):
         with suppress(OSError):
             text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
             fields = text.rpartition(")")[2].split()
-            found[rank] = fields[0], int(fields[11]) + int(fields[12])
-    return found
+            stats[rank] = fields[0], int(fields[11]) + int(fields[12])
+    return stats
 
 
 def _end(ranks: Sequence[_Started]) -> None:
@@ -275,8 +275,8 @@ def _cause(folder: Path, failed: Mapping[int, tuple[int, float]]) -> RankDiedErr
             errors[rank] = json.loads((folder / f"error.{rank}").read_text(encoding="utf-8"))
 
     def order(rank: int) -> tuple[bool, bool, bool, float]:
-        code, seen = failed[rank]
-        return rank in errors, code >= 0, code == LOST, errors.get(rank, {"at": seen})["at"]
+        code, seen_at = failed[rank]
+        return rank in errors, code >= 0, code == LOST, errors.get(rank, {"at": seen_at})["at"]
 
     rank = min(failed, key=order)
     code, log = failed[rank][0], _log_end(folder / f"log.{rank}")

@@ -24,7 +24,7 @@ TEARDOWN_S = 0.3
 """gloo's threads may abort a process that exits right after its last collective."""
 
 PATIENCE = timedelta(hours=1)
-"""That ranks wait for the first, which searches in between."""
+"""Time that ranks wait for the first, which searches in between."""
 
 Report = Callable[[Any], None]
 """Sends something that can be pickled to the process that started the ranks."""
@@ -76,10 +76,10 @@ class Rank:
 
 def rank_of_torchrun(environment: Mapping[str, str] = os.environ) -> Rank | None:
     """The rank that torchrun started this process as; None without torchrun."""
-    found = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if not all(value.isdigit() for value in found):
+    variables = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(value.isdigit() for value in variables):
         return None
-    index, world_size = map(int, found)
+    index, world_size = map(int, variables)
     local = int(environment.get("LOCAL_RANK", index))
     local_size = int(environment.get("LOCAL_WORLD_SIZE", world_size))
     return Rank(index, world_size, local, local_size)
@@ -113,11 +113,11 @@ def check_gpus(ranks: int, inputs: Iterable[str] = ("backend",)) -> None:
     """
     import torch
 
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found < ranks:
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if visible < ranks:
         raise InputError(
             f"nccl with {ranks} ranks on this host needs CUDA and as many GPUs, but torch "
-            f"{torch.__version__} sees {found}; choose fewer ranks, gloo to run on CPU cores, or "
+            f"{torch.__version__} sees {visible}; choose fewer ranks, gloo to run on CPU cores, or "
             "join ranks of several hosts with torchrun",
             inputs,
         )
@@ -152,7 +152,7 @@ def prepare(rank: Rank, backend: str = "gloo", runtime: Runtime = Runtime.TUNED)
 
 
 def _pin(rank: Rank, *, gpu: bool) -> None:
-    """One core for a rank on CPUs; an even share of the cores for one with a GPU.
+    """Pin a rank on CPUs to one core, and one with a GPU to an even share of the cores.
 
     NCCL's threads and the autograd thread run while the main one does.
     """
@@ -174,8 +174,8 @@ def join_group(rank: Rank, backend: str = "gloo") -> None:
 
 
 class Talk:
-    """What ranks say to each other, over a gloo group of their own: it waits without working, and
-    as long as it is told to.
+    """Messages between ranks over a gloo group of their own, which waits without working, and
+    as long as ``patience`` allows.
 
     Args:
         patience: that a rank waits for another.
@@ -187,16 +187,16 @@ class Talk:
         self._dist, self._group = dist, dist.new_group(backend="gloo", timeout=patience)
 
     def share(self, value: Any) -> Any:
-        """What the first rank says, on every rank."""
-        held = [value]
-        self._dist.broadcast_object_list(held, src=0, group=self._group)
-        return held[0]
+        """Return the first rank's value on every rank."""
+        box = [value]
+        self._dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank says, on every rank."""
-        found: list[Any] = [None] * self._dist.get_world_size()
-        self._dist.all_gather_object(found, value, group=self._group)
-        return found
+        """Return every rank's value on every rank."""
+        values: list[Any] = [None] * self._dist.get_world_size()
+        self._dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def close(self) -> None:
         """Leave the group."""
@@ -219,7 +219,7 @@ def errors_of(rank: Rank) -> Iterator[None]:
 
 
 def error_facts(error: Exception) -> dict[str, Any]:
-    """What the process that started this one needs to know of an error, as JSON."""
+    """Return the facts on an error, as JSON for the process that started this one."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
     where = f"{'/'.join(Path(last.filename).parts[-2:])}:{last.lineno}" if last else ""

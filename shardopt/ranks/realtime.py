@@ -21,7 +21,7 @@ from enum import StrEnum
 
 
 class Runtime(StrEnum):
-    """How ranks run; times of one hold for that one alone."""
+    """Runtime of the ranks; times of one hold for that one alone."""
 
     PLAIN = "plain"
     TUNED = "tuned"
@@ -47,7 +47,7 @@ def keep_freed_memory() -> None:
 
 
 def may_be_realtime() -> bool:
-    """Whether this process may have real-time threads: root, CAP_SYS_NICE, or an rtprio limit."""
+    """Tell if this process may have real-time threads: root, CAP_SYS_NICE, or an rtprio limit."""
     allowed: list[bool] = []
     thread = threading.Thread(
         target=lambda: allowed.append(hasten_thread(threading.get_native_id())), daemon=True

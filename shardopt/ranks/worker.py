@@ -19,7 +19,7 @@ from shardopt.ranks.hosts import enter
 from shardopt.ranks.rank import Rank, end_process, error_facts
 
 JOB = "job.pickle"
-"""In the folder of a launch: the function to run, its arguments, the ranks and their hosts."""
+"""File in the folder of a launch: the function to run, its arguments, the ranks and their hosts."""
 
 
 def main(folder: Path, index: int, pipe: int) -> int:

@@ -1,4 +1,4 @@
-"""Checks of what a user gives to `bench generate` and `bench replay`."""
+"""Checks of the input of `bench generate` and `bench replay`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much larger a benchmark is than its traces.
+    """Size of a benchmark over that of its traces.
 
     Args:
         batch: its samples over theirs, from 1.
@@ -65,15 +65,15 @@ PART = re.compile(r"(batch|tables)=(\d{1,9})", re.ASCII)
 
 
 def check_scale(scale: str | None, doubled: Path | None, *, join: bool = False) -> Scale:
-    """Read how much larger a benchmark shall be.
+    """Read the scale of a benchmark.
 
     Args:
         doubled: trace of the job at twice the batch.
 
     Raises:
-        InputError: something that cannot be scaled, or cannot be scaled so.
+        InputError: the scale cannot be read, or the traces do not support it.
     """
-    made = Scale() if scale is None else _parse_scale(scale)
+    parsed = Scale() if scale is None else _parse_scale(scale)
     if doubled is None and "batch=" in (scale or ""):
         raise InputError(
             f"{scale}: one trace does not tell which of its sizes grow with the batch; give a "
@@ -87,23 +87,23 @@ def check_scale(scale: str | None, doubled: Path | None, *, join: bool = False) 
         )
     if scale is not None and join:
         raise InputError("joined traces cannot be scaled", inputs=("scale", "join"))
-    return made
+    return parsed
 
 
 def _parse_scale(scale: str) -> Scale:
     parts = [PART.fullmatch(part) for part in scale.split(",")]
-    given = {part[1]: int(part[2]) for part in parts if part}
-    if len(given) < len(parts) or not all(1 <= times <= MAX_TIMES for times in given.values()):
+    factors = {part[1]: int(part[2]) for part in parts if part}
+    if len(factors) < len(parts) or not all(1 <= times <= MAX_TIMES for times in factors.values()):
         raise InputError(
             f"{scale!r} is no scale; give batch=N, tables=N or both, such as batch=2,tables=2, "
             f"with N from 1 to {MAX_TIMES}",
             inputs=("scale",),
         )
-    return Scale(**given)
+    return Scale(**factors)
 
 
 def check_tables(tables: Path | None, plan: Path | None, *, join: bool = False) -> None:
-    """Refuse what does not go with a table summary.
+    """Refuse options that do not go with a table summary.
 
     Raises:
         InputError: a plan without a summary, or a summary of several jobs.

@@ -28,12 +28,12 @@ MANY = 8
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written.
+    """A benchmark that was written.
 
     Args:
         programs: by rank.
         sources: names of the program files.
-        notes: what was left out or done instead, for the user.
+        notes: ops left out and substitutes, for the user.
     """
 
     programs: tuple[RankProgram, ...]
@@ -42,12 +42,12 @@ class Generated:
 
     @property
     def ops_total(self) -> int:
-        """Ops of all ranks' traces that a replay could have."""
+        """Number of replayable ops in the traces of all ranks."""
         return sum(len(program.calls) + len(program.left_out) for program in self.programs)
 
     @property
-    def left(self) -> int:
-        """Of these, what is left out."""
+    def ops_left_out(self) -> int:
+        """Number of these ops that are left out."""
         return sum(len(program.left_out) for program in self.programs)
 
 
@@ -67,18 +67,17 @@ def generate(
 
     Args:
         paths: execution traces, with their Kineto traces where there are any; one of each a rank.
-        indices: how ids of lookups are drawn where no other is asked for: ``uniform`` or
-            ``zipf:ALPHA``.
+        indices: default distribution of the ids of lookups: ``uniform`` or ``zipf:ALPHA``.
         keep_annotations: names of annotations to write unchanged, in addition to PyTorch's.
-        strict: refuse a trace of which something is left out.
+        strict: refuse a trace with ops that would be left out.
         join: each path is a separate job; an iteration runs the jobs one after the other.
-        doubled: traces of the same job at twice the batch, which tell which sizes are the batch's.
+        doubled: traces of the same job at twice the batch; they show which sizes are the batch's.
         scale: the benchmark over the traces; a larger batch needs `doubled`.
-        tables: that the traces' lookups read.
+        tables: the tables that the traces' lookups read.
 
     Raises:
-        InputError: the traces cannot be read, hold no ops, jobs have unlike ranks, or `strict` and
-            something is left out, or `tables` are not those of a lookup.
+        InputError: the traces cannot be read or hold no ops; jobs have unlike ranks; `strict` is
+            set and an op would be left out; or no `tables` fit a lookup.
     """
     jobs = [load_traces([path]) for path in paths] if join else [load_traces(paths)]
     annotations = Annotations(keep_annotations)
@@ -88,9 +87,10 @@ def generate(
     if scale.tables > 1:
         programs = repeat_tables(programs, scale.tables)
     notes = [*_notes(programs, annotations), *_absent_devices(jobs)]
-    left = sum(len(program.left_out) for program in programs)
-    if strict and left:
-        raise InputError(f"{left} ops would be left out\n" + "\n".join(notes), inputs=("strict",))
+    omitted = sum(len(program.left_out) for program in programs)
+    if strict and omitted:
+        text = f"{omitted} ops would be left out\n" + "\n".join(notes)
+        raise InputError(text, inputs=("strict",))
     sources = write(folder, programs, jobs, indices)
     return Generated(tuple(programs), tuple(sources), tuple(notes))
 
@@ -98,43 +98,43 @@ def generate(
 def _scale_batch(
     programs: Sequence[RankProgram], times: int, doubled: str | Path, tables: TableSummary | None
 ) -> list[RankProgram]:
-    others = programs_of(load_traces([doubled]), Annotations(), tables)
-    ranks = [[program.rank for program in of] for of in (programs, others)]
+    doubled_programs = programs_of(load_traces([doubled]), Annotations(), tables)
+    ranks = [[program.rank for program in side] for side in (programs, doubled_programs)]
     if ranks[0] != ranks[1]:
         raise InputError(
             f"the trace at twice the batch has ranks {ranks[1]}, the other traces {ranks[0]}",
             inputs=("doubled",),
         )
-    pairs = zip(programs, others, strict=True)
-    scaled = [scale_by_pair(one, two, times) for one, two in pairs]
+    pairs = zip(programs, doubled_programs, strict=True)
+    scaled = [scale_by_pair(base, twice, times) for base, twice in pairs]
     return [replace(program, fills=fills_of(program, tables)) for program in scaled]
 
 
 def programs_of(
-    found: TraceSet, annotations: Annotations, tables: TableSummary | None = None
+    traces: TraceSet, annotations: Annotations, tables: TableSummary | None = None
 ) -> list[RankProgram]:
-    """The programs of a job's ranks.
+    """Make the programs of a job's ranks.
 
     Raises:
         InputError: there are Kineto traces alone, which do not identify tensors.
     """
-    if not found.executions:
+    if not traces.executions:
         raise InputError(
-            f"{found.traces[0].source}: a Kineto trace does not tell which op reads which tensor; "
+            f"{traces.traces[0].source}: a Kineto trace does not tell which op reads which tensor; "
             "give the execution trace of the same iteration too "
             "(torch.profiler.ExecutionTraceObserver)"
         )
-    return [program_of(trace, found, annotations, tables) for trace in found.executions]
+    return [program_of(trace, traces, annotations, tables) for trace in traces.executions]
 
 
 def program_of(
     trace: ExecutionTrace,
-    found: TraceSet,
+    traces: TraceSet,
     annotations: Annotations,
     tables: TableSummary | None = None,
 ) -> RankProgram:
-    """The program of one rank's execution trace, with the times of its Kineto trace."""
-    times = next((t for t in found.traces if t.rank == trace.rank), None)
+    """Make the program of one rank's execution trace, with the times of its Kineto trace."""
+    times = next((t for t in traces.traces if t.rank == trace.rank), None)
     trace = open_wrappers(fix_callers(trace, times))
     chosen = choose(trace, is_composite)
     if not chosen:
@@ -147,19 +147,19 @@ def program_of(
 
 
 def is_composite(name: str) -> bool:
-    """PyTorch makes the op of others wherever it runs."""
+    """Return True if PyTorch makes the op of other ops on every device."""
     return has_kernel(name, "CompositeImplicitAutograd")
 
 
 def _absent_devices(jobs: Sequence[TraceSet]) -> Iterable[str]:
-    """That the traced GPUs are not here, where a replay would take long."""
+    """Yield a note if a GPU was traced and none is here: a replay would take long."""
     import torch
 
     names = {trace.device_name for job in jobs for trace in job.traces if trace.device}
     if names and not torch.cuda.is_available():
-        known = ", ".join(sorted(filter(None, names))) or "GPUs"
+        devices = ", ".join(sorted(filter(None, names))) or "GPUs"
         yield (
-            f"captured on {known}, and PyTorch sees no GPU here: `bench replay` runs the ops on "
+            f"captured on {devices}, and PyTorch sees no GPU here: `bench replay` runs the ops on "
             "the CPU, where an iteration may take minutes"
         )
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a generated benchmark and collects what they report."""
+"""Starts the ranks of a generated benchmark and collects their reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReplayError(ShardoptError):
 
 
 def check_benchmark(folder: Path) -> dict[str, Any]:
-    """The data that all ranks of a benchmark share.
+    """Read the data that all ranks of a benchmark share.
 
     Raises:
         InputError: the folder holds no benchmark that this version can run.
@@ -72,9 +72,9 @@ def replay(
 
     Args:
         words: options of `runtime/settings.py`.
-        ranks: as many as the traced job had unless given.
-        on_iteration: called as each begins, with how many are done, of how many, and the seconds
-            that are left.
+        ranks: number of processes; None: as many as the traced job had.
+        on_iteration: called as each iteration begins, with the number done, the total, and the
+            seconds left.
 
     Raises:
         InputError: no benchmark, options that it refuses, or no place for temporary files.
@@ -137,7 +137,7 @@ def _command(
 
 
 def _run(commands: Sequence[Command], scratch: Path, on_iteration: OnIteration) -> dict[str, Any]:
-    """What rank 0 writes once all are done."""
+    """Run all ranks and return the result that rank 0 writes."""
     run_commands(commands, scratch, lambda _, report: on_iteration(*report))
     try:
         result: dict[str, Any] = json.loads((scratch / "result.json").read_text(encoding="utf-8"))
@@ -147,7 +147,7 @@ def _run(commands: Sequence[Command], scratch: Path, on_iteration: OnIteration) 
 
 
 def _deadly_op(scratch: Path, error: RankDiedError) -> str:
-    """The op that ended its process; empty if none did, or it is not known."""
+    """Return the op that ended its process; empty if none did, or it is unknown."""
     if error.signal in DEADLY:
         with suppress(OSError):
             return (scratch / f"op.{error.rank}").read_text(encoding="utf-8")
@@ -155,7 +155,7 @@ def _deadly_op(scratch: Path, error: RankDiedError) -> str:
 
 
 def _message(error: RankDiedError, op: str) -> str:
-    """What to say of a rank that died: what it said itself, if it could."""
+    """Describe the death of a rank, by its own last words if it left any."""
     if error.signal is None and error.log:
         return error.log
     return f"{op} ends the process: {error}" if op else str(error)

@@ -1,7 +1,7 @@
 """More embedding modules: the sparse part of programs several times, each on its own tensors.
 
-What a model with more embedding collections beside the first would run, but that the dense part
-reads the first alone.
+The program is that of a model with more embedding collections, except that the dense part reads the
+outputs of the first collection alone.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Nth = tuple[tuple[int, ...], int]
 
 
 def repeat_tables(programs: Sequence[RankProgram], times: int) -> list[RankProgram]:
-    """Programs of all ranks with `times` embedding modules in the place of each.
+    """Return the programs of all ranks with `times` embedding modules in the place of each.
 
     A copy of a call comes right after it, in the same order on all ranks. Tables of the dense
-    optimizer are looked up as often, but their gradients are those of the first.
+    optimizer are looked up `times` times too, but their gradients are those of the first lookup.
 
     Raises:
-        InputError: there are no lookups, or the traces do not tell what belongs to them.
+        InputError: there are no lookups, or the traces do not tell which calls belong to them.
     """
     slices = [SparseSlice(program) for program in programs]
-    if not any(of.lookups for of in slices):
+    if not any(part.lookups for part in slices):
         raise InputError(
             "tables cannot be added: the traces have no lookup of embeddings (of FBGEMM, "
             "aten::embedding or aten::embedding_bag)",
@@ -46,7 +46,9 @@ def repeat_tables(programs: Sequence[RankProgram], times: int) -> list[RankProgr
         )
     slices = _agree(slices)
     problems = {
-        f"rank {of.program.rank}: {problem}": None for of in slices for problem in of.problems()
+        f"rank {part.program.rank}: {problem}": None
+        for part in slices
+        for problem in part.problems()
     }
     if problems:
         raise InputError(
@@ -54,53 +56,53 @@ def repeat_tables(programs: Sequence[RankProgram], times: int) -> list[RankProgr
             f"{len(problems)} reasons: {'; '.join(list(problems)[:LISTED])}",
             inputs=("scale",),
         )
-    return [_repeat(of, times) for of in slices]
+    return [_repeat(part, times) for part in slices]
 
 
 def _agree(slices: Sequence[SparseSlice]) -> list[SparseSlice]:
-    """A rank without tables runs the collectives of those that have some."""
-    orders = [_order(of.program) for of in slices]
+    """Add to each rank the sparse collectives of the others, which a rank without tables runs."""
+    orders = [_order(part.program) for part in slices]
     pairs = list(zip(slices, orders, strict=True))
-    sparse = {nth for of, order in pairs for at, nth in order.items() if at in of.calls}
+    sparse = {nth for part, order in pairs for at, nth in order.items() if at in part.calls}
     return [
-        SparseSlice(of.program, {at for at, nth in order.items() if nth in sparse} - of.calls)
-        for of, order in pairs
+        SparseSlice(part.program, {at for at, nth in order.items() if nth in sparse} - part.calls)
+        for part, order in pairs
     ]
 
 
 def _order(program: RankProgram) -> dict[int, Nth]:
-    """Place of each collective of a program -> which it is to all ranks."""
+    """Map the position of each collective to its identity, the same on all ranks."""
     counts: Counter[tuple[int, ...]] = Counter()
-    found = {}
+    order = {}
     for at, call in enumerate(program.calls):
         if call.is_collective:
             ranks = program.groups[call.group]
-            found[at] = (ranks, counts[ranks])
+            order[at] = (ranks, counts[ranks])
             counts[ranks] += 1
-    return found
+    return order
 
 
-def _repeat(of: SparseSlice, times: int) -> RankProgram:
-    program, sparse = of.program, [of.program.calls[at] for at in sorted(of.calls)]
-    given = [n for call in sparse for n in call.gives()]
+def _repeat(part: SparseSlice, times: int) -> RankProgram:
+    program, sparse = part.program, [part.program.calls[at] for at in sorted(part.calls)]
+    outputs = [n for call in sparse for n in call.gives()]
     read = sorted({n for call in sparse for n in call.reads() if n in program.made})
     first = 1 + max(program.numbers(), default=-1)
     stores = 1 + max((spec.storage for spec in program.made.values()), default=-1)
-    made, fills = dict(program.made), dict(program.fills)
+    up_front, fills = dict(program.made), dict(program.fills)
     copies: list[dict[int, int]] = []
     for nth in range(1, times):
-        numbers = {n: first + i for i, n in enumerate([*given, *read])}
+        numbers = {n: first + i for i, n in enumerate([*outputs, *read])}
         first += len(numbers)
         for n in read:
             storage = program.made[n].storage + nth * stores
-            made[numbers[n]] = replace(program.made[n], storage=storage)
+            up_front[numbers[n]] = replace(program.made[n], storage=storage)
         fills |= {numbers[n]: program.fills[n] for n in read if n in program.fills}
         copies.append(numbers)
     calls: list[Call] = []
     places: list[range] = []
     count = 0
     for at, call in enumerate(program.calls):
-        repeated = copies if at in of.calls else []
+        repeated = copies if at in part.calls else []
         if call.is_collective:
             places.append(range(count, count + 1 + len(repeated)))
             count += 1 + len(repeated)
@@ -109,7 +111,7 @@ def _repeat(of: SparseSlice, times: int) -> RankProgram:
         call = replace(call, waits=())
         calls += [call, *map(call.renumber, repeated)]
         calls[-1] = replace(calls[-1], waits=waits)
-    return replace(program, calls=free_when_dead(calls, made), made=made, fills=fills)
+    return replace(program, calls=free_when_dead(calls, up_front), made=up_front, fills=fills)
 
 
 FORWARD = ops_of("aten embedding embedding_bag _embedding_bag _embedding_bag_forward_only")
@@ -118,21 +120,21 @@ BACKWARD = ops_of(
     "_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_sparse_backward"
 )
 LIKE = ops_of("aten empty_like zeros_like new_empty new_zeros new_empty_strided")
-"""Ops that take no more of a tensor than its shape."""
+"""Ops that read only the shape of a tensor."""
 EXCHANGES = ("alltoall", "reduce_scatter", "_reduce_scatter", "allgather", "_allgather")
-"""Collectives that move ids, results of lookups and their gradients, by how their names begin."""
+"""Name prefixes of collectives that move ids, results of lookups and their gradients."""
 
 
 class SparseSlice:
     """The sparse part of one rank's program.
 
-    `calls` are its places, `lookups` those of the lookups among them. Of each call, `needs` are the
-    calls whose results it takes, `users` the reverse, `writes` the memories that it writes in
-    place. `memory` names the memory that a tensor lies in, the same for views of it, and `touched`
-    are the calls that take or give a memory.
+    `calls` are the positions of its calls, `lookups` those of its lookups. For each call, `needs`
+    are the calls whose results it takes, `users` the reverse, `writes` the memories that it writes
+    in place. `memory` names the memory of a tensor, the same for its views. `touched` are the calls
+    that take or give a memory.
 
     Args:
-        also: places of collectives that are of the sparse part because other ranks' are.
+        also: positions of collectives that belong to the sparse part on other ranks.
     """
 
     def __init__(self, program: RankProgram, also: Iterable[int] = ()) -> None:
@@ -141,7 +143,7 @@ class SparseSlice:
         self.needs: list[set[int]] = []
         self.users: list[set[int]] = [set() for _ in calls]
         self.writes: list[set[Any]] = []
-        self.memory: dict[int, Any] = {n: ("made", of.storage) for n, of in program.made.items()}
+        self.memory: dict[int, Any] = {n: ("made", s.storage) for n, s in program.made.items()}
         self.touched: dict[Any, set[int]] = defaultdict(set)
         self._follow()
         fused = {at for at, call in enumerate(calls) if is_lookup(call.op)}
@@ -165,7 +167,7 @@ class SparseSlice:
         self.calls |= self._buffers()
 
     def _follow(self) -> None:
-        """Follow the tensors from start to end."""
+        """Follow the tensors through the program, and set `needs`, `users` and `writes`."""
         memory = self.memory
         last: dict[Any, int] = {}
         viewed: dict[int, int] = {}
@@ -191,40 +193,43 @@ class SparseSlice:
             self.writes.append(writes)
 
     def _of_ids(self) -> set[int]:
-        """What distributes ids: it only feeds lookups, or no one outside knows its tensors."""
+        """Return the calls that distribute ids.
+
+        They feed nothing but lookups, or no call outside shares their tensors.
+        """
         calls = self.program.calls
         feeding = _closure(self.ends, self.needs, lambda at: not calls[at].is_collective)
         feeding -= self.backward
-        # from here to there: counters of the dense part are whole numbers, too
+        # within the span of ids alone: counters of the dense part are whole numbers, too
         span = sorted(feeding | self.ends)
-        found = feeding | {
+        candidates = feeding | {
             at
             for at in range(*((span[0], span[-1]) if span else (0,)))
             if self._whole(at) and not calls[at].is_collective
         }
         for at, needs in enumerate(self.needs):
-            if needs and needs <= found - self.lookups and self._made_whole(at):
-                found.add(at)
+            if needs and needs <= candidates - self.lookups and self._made_whole(at):
+                candidates.add(at)
         while True:
-            inside = found | self.ends
-            gone = {
+            inside = candidates | self.ends
+            foreign = {
                 at
-                for at in found - self.ends
+                for at in candidates - self.ends
                 if not self.users[at] <= inside | self.backward
                 or (at not in feeding and not self._alone(at, inside))
             }
-            if not gone:
-                return found
-            found -= gone
+            if not foreign:
+                return candidates
+            candidates -= foreign
 
     def _alone(self, at: int, inside: set[int]) -> bool:
-        """Whether no call outside takes or gives any memory that a call takes or gives."""
+        """Return True if no call outside takes or gives any memory that a call takes or gives."""
         call = self.program.calls[at]
         names = {self.memory.get(n) for n in (*call.reads(), *call.gives())}
         return all(self.touched[name] <= inside | self.backward for name in names)
 
     def _results(self) -> set[int]:
-        """From the lookups to the collectives that return their results."""
+        """Return the calls from the lookups to the collectives that return their results."""
         calls = self.program.calls
         reached = set(self.lookups)
         last: set[int] = set()
@@ -241,21 +246,21 @@ class SparseSlice:
         return before | last
 
     def _gradients(self) -> set[int]:
-        """From the first collective of the lookups' gradients to their backward ops."""
+        """Return the calls from the first collective of the gradients to the backward lookups."""
         calls = self.program.calls
-        found: set[int] = set()
+        path: set[int] = set()
         for at in reversed(range(len(calls))):
-            ahead = self.users[at] & (found | self.backward)
-            if at in self.calls or not ahead or not self.users[at] <= found | self.calls:
+            ahead = self.users[at] & (path | self.backward)
+            if at in self.calls or not ahead or not self.users[at] <= path | self.calls:
                 continue
             if not all(user in self.exchanges for user in ahead):
-                found.add(at)
-        first = found & self.exchanges
-        after = _closure(first, self.users, lambda at: at in found)
+                path.add(at)
+        first = path & self.exchanges
+        after = _closure(first, self.users, lambda at: at in path)
         return first | after
 
     def _buffers(self) -> set[int]:
-        """Tensors without values that only the sparse part fills."""
+        """Return the calls that allocate tensors which only the sparse part fills."""
         return {
             at
             for at, call in enumerate(self.program.calls)
@@ -263,7 +268,7 @@ class SparseSlice:
         }
 
     def problems(self) -> Iterable[str]:
-        """What cannot be told."""
+        """Yield the reasons why the sparse part cannot be separated."""
         calls = self.program.calls
         for at in sorted(self.exchanges - self.calls):
             if not calls[at].collective.startswith("alltoall"):
@@ -279,38 +284,38 @@ class SparseSlice:
                 yield f"{calls[at].op} writes a tensor that the dense part gives"
 
     def _whole(self, at: int) -> bool:
-        """Whether a call knows tensors of whole numbers alone, at least one."""
+        """Return True if a call takes and gives tensors of whole numbers alone, at least one."""
         call = self.program.calls[at]
-        known = (self.specs.get(n) for n in (*call.reads(), *call.gives()))
-        types = ["" if spec is None else spec.dtype for spec in known]
+        specs = (self.specs.get(n) for n in (*call.reads(), *call.gives()))
+        types = ["" if spec is None else spec.dtype for spec in specs]
         types += [spec.dtype for spec in call.specs if isinstance(spec, TensorSpec)]
         return bool(types) and all(dtype in WHOLE for dtype in types)
 
     def _made_whole(self, at: int) -> bool:
-        made = self.program.made
+        up_front = self.program.made
         reads = self.program.calls[at].reads()
-        return all(made[n].dtype in WHOLE for n in reads if n in made)
+        return all(up_front[n].dtype in WHOLE for n in reads if n in up_front)
 
 
-def _closure(start: set[int], of: list[set[int]], goes_on: Callable[[int], bool]) -> set[int]:
-    """What can be reached from calls, without themselves."""
-    found: set[int] = set()
-    left = [n for at in start for n in of[at]]
-    while left:
-        at = left.pop()
-        if at not in found and at not in start and goes_on(at):
-            found.add(at)
-            left.extend(of[at])
-    return found
+def _closure(start: set[int], edges: list[set[int]], goes_on: Callable[[int], bool]) -> set[int]:
+    """Return the calls reachable along ``edges`` from ``start``, without ``start``."""
+    reached: set[int] = set()
+    pending = [n for at in start for n in edges[at]]
+    while pending:
+        at = pending.pop()
+        if at not in reached and at not in start and goes_on(at):
+            reached.add(at)
+            pending.extend(edges[at])
+    return reached
 
 
 def _is_new(call: Call) -> bool:
-    """Whether a call gives a tensor that holds nothing of another."""
+    """Return True if a call gives a tensor whose values depend on no other."""
     return not call.reads() or call.op in LIKE
 
 
 def _aliases(call: Call) -> tuple[list[int], list[int]]:
-    """Tensors that a call writes in place, and those that its outputs may be views of."""
+    """Return the tensors that a call writes in place, and those its outputs may be views of."""
     named = call.named()
     if call.is_collective:
         own = ("output", "tensors")
@@ -322,7 +327,7 @@ def _aliases(call: Call) -> tuple[list[int], list[int]]:
     viewed: list[int] = []
     for argument in op._schema.arguments:
         if argument.alias_info is not None:
-            found = written if argument.alias_info.is_write else viewed
-            found.extend(slots(named.get(argument.name)))
-    gives_views = any(of.alias_info is not None for of in op._schema.returns)
+            numbers = written if argument.alias_info.is_write else viewed
+            numbers.extend(slots(named.get(argument.name)))
+    gives_views = any(returned.alias_info is not None for returned in op._schema.returns)
     return written, [*viewed, *written] if gives_views else []

@@ -1,4 +1,4 @@
-"""The files of a benchmark: programs, what is made up front on each rank, and the runtime."""
+"""The files of a benchmark: programs, the tensors made up front on each rank, and the runtime."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ RUNTIME = "runtime"
 def write(
     folder: Path, programs: Sequence[RankProgram], jobs: Sequence[TraceSet], indices: str
 ) -> list[str]:
-    """Write the programs of all ranks; gives the names of their files.
+    """Write the programs of all ranks and return the names of their files.
 
     Ranks that run the same program share a file.
 
     Args:
-        jobs: that the programs come from.
-        indices: how ids are drawn where nothing else says it.
+        jobs: source of the programs.
+        indices: default distribution of ids.
     """
     folder.mkdir(parents=True, exist_ok=True)
     sources = [source_of(program) for program in programs]
@@ -67,7 +67,7 @@ def write(
 def _common(
     programs: Sequence[RankProgram], jobs: Sequence[TraceSet], indices: str
 ) -> dict[str, Any]:
-    sizes = [size for job in jobs for of in job.executions if (size := of.world_size)]
+    sizes = [size for job in jobs for execution in job.executions if (size := execution.world_size)]
     members = [rank for p in programs for rank in (p.rank, *(r for g in p.groups for r in g))]
     return {
         "schema": SCHEMA,
@@ -84,7 +84,7 @@ def _common(
 def rank_object(
     program: RankProgram, file: str, parts: Sequence[tuple[int, int]]
 ) -> dict[str, Any]:
-    """What a rank's data file holds."""
+    """Return the content of a rank's data file."""
     last = max((n for call in program.calls for n in (*call.reads(), *call.gives())), default=-1)
     return {
         "rank": program.rank,
@@ -104,8 +104,9 @@ def rank_object(
 
 
 def _spec(spec: TensorSpec, fill: Mapping[str, Any] | None) -> dict[str, Any]:
-    made = asdict(spec) | {"fill": fill}
-    return {name: of for name, of in made.items() if of or name not in ("offset", "host", "fill")}
+    entries = asdict(spec) | {"fill": fill}
+    optional = ("offset", "host", "fill")
+    return {name: value for name, value in entries.items() if value or name not in optional}
 
 
 def _form(spec: TensorSpec) -> list[Any]:
@@ -119,19 +120,19 @@ def _call(call: Call) -> dict[str, Any]:
         "gives": call.gives(),
         "outputs": nested(lambda spec: spec and _form(spec), call.specs),
     }
-    kept: dict[str, Any] = {"op": call.op}
+    entry: dict[str, Any] = {"op": call.op}
     if call.is_collective:  # ranks agree on these before they run
-        kept |= {"arguments": list(map(_term, call.arguments)), "keywords": call.keywords}
-    kept |= {name: value for name, value in entries.items() if value}
+        entry |= {"arguments": list(map(_term, call.arguments)), "keywords": call.keywords}
+    entry |= {name: value for name, value in entries.items() if value}
     if call.us is not None:
-        kept["us"] = round(call.us, 3)
+        entry["us"] = round(call.us, 3)
     if call.bytes is not None:
-        kept["bytes"] = call.bytes
-    return kept
+        entry["bytes"] = call.bytes
+    return entry
 
 
 def _term(term: Term) -> Any:
-    """An argument as the program spells it."""
+    """Return an argument as the program spells it."""
     if isinstance(term, tuple):
         return [_term(item) for item in term]
     if isinstance(term, Slot):
@@ -140,7 +141,7 @@ def _term(term: Term) -> Any:
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    """A line a key, so that files can be compared."""
+    """Write JSON with a line a key, so that files can be compared."""
     lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -153,7 +154,7 @@ RESERVED = frozenset(
 )  # fmt: skip
 """Names that a program uses."""
 MAX_LINES = 120
-"""Of one function."""
+"""Most lines of one function of a program."""
 HEADER = '''"""One iteration, as {who} of a traced job ran it.
 
 Written by `shardopt bench generate`; runs with torch alone:
@@ -178,8 +179,8 @@ class Source:
     """A rank's program as text.
 
     Args:
-        body: all that comes after `HEADER`.
-        parts: of each function: its first call, and the one after its last.
+        body: the text after `HEADER`.
+        parts: for each function its first call, and the one after its last.
     """
 
     body: str
@@ -187,7 +188,7 @@ class Source:
 
 
 def source_of(program: RankProgram) -> Source:
-    """The source of a program: a function for each section of its annotations."""
+    """Write the source of a program: a function for each section of its annotations."""
     names: dict[str, str] = {}
     functions: list[tuple[tuple[str, ...], list[str]]] = []
     starts: list[int] = []
@@ -205,7 +206,7 @@ def source_of(program: RankProgram) -> Source:
         if call.frees:
             lines.append(" = ".join(f"t[{n}]" for n in call.frees) + " = None")
         lines += [f"work[{nth}].wait()" for nth in call.waits]
-    text = [*(f"{name} = {made}" for name, made in sorted(names.items())), "", ""]
+    text = [*(f"{name} = {value}" for name, value in sorted(names.items())), "", ""]
     listed = []
     for at, (section, lines) in enumerate(functions):
         name = f"part_{at}_{_identifier(section[-1]).strip('_').lower() if section else 'part'}"
@@ -224,13 +225,13 @@ def _identifier(text: str) -> str:
 
 
 def _line(call: Call, names: dict[str, str]) -> str:
-    """The call of an op; what it needs at the head of the program is added to `names`."""
+    """Write the call of an op; definitions for the head of the program are added to `names`."""
     called, first = _name(call, names)
     arguments = [first] if first else []
     arguments += [_text(term) for term in call.arguments]
     arguments += [f"{name}={_text(term)}" for name, term in call.keywords.items()]
-    made = f"{called}({', '.join(arguments)})"
-    return ", ".join(map(_place, call.outputs)) + f" = {made}" if call.gives() else made
+    expression = f"{called}({', '.join(arguments)})"
+    return ", ".join(map(_place, call.outputs)) + f" = {expression}" if call.gives() else expression
 
 
 def _place(output: object) -> str:
@@ -242,10 +243,10 @@ def _place(output: object) -> str:
 
 
 def _name(call: Call, names: dict[str, str]) -> tuple[str, str]:
-    """The function that a line calls, and its first argument if that is not one of the op's."""
+    """Return the function that a line calls, and its first argument if it is not the op's."""
     if call.is_collective:
-        wanted = _identifier(call.collective).strip("_")
-        return _named(wanted, f"ops.collective({call.collective!r})", names), ""
+        identifier = _identifier(call.collective).strip("_")
+        return _named(identifier, f"ops.collective({call.collective!r})", names), ""
     if call.op.startswith("backward of "):
         names["backward"] = "ops.backward"
         return "backward", ""
@@ -257,12 +258,13 @@ def _name(call: Call, names: dict[str, str]) -> tuple[str, str]:
     return name, ""
 
 
-def _named(wanted: str, made: str, names: dict[str, str]) -> str:
-    """A name of the module for an op, which no other name of the program or of Python is."""
-    taken = wanted in RESERVED or keyword.iskeyword(wanted) or wanted.startswith(("__", "part_"))
-    name = wanted if wanted.isidentifier() and not taken else f"op_{wanted}"
-    # an op may be named as another with its overload
-    while names.setdefault(name, made) != made:
+def _named(identifier: str, value: str, names: dict[str, str]) -> str:
+    """Define a name for an op that differs from all names of the program and of Python."""
+    reserved = identifier in RESERVED or keyword.iskeyword(identifier)
+    reserved = reserved or identifier.startswith(("__", "part_"))
+    name = identifier if identifier.isidentifier() and not reserved else f"op_{identifier}"
+    # an op may have the name of another with its overload
+    while names.setdefault(name, value) != value:
         name += "_"
     return name
 

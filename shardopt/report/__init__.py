@@ -1,5 +1,7 @@
-"""What commands answer: a module makes the `View` of one command, which has its JSON and its report
-as a list of blocks; `console` and `html` draw these.
+"""Answers of the commands.
+
+A module makes the `View` of one command: its JSON, and its report as a list of blocks that
+`console` and `html` draw.
 
 Nothing here searches or predicts: what is shown is computed before, by `shardopt.explain`,
 `shardopt.bench` and the like.

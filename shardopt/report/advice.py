@@ -1,4 +1,4 @@
-"""What to change beside the plan."""
+"""Advice: changes beside the plan."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ SHOWN_REASONS = 3
 
 
 def advice(advised: Advised | None, device: str) -> list[Block]:
-    """What gains most per sample, with what it takes, and what other machines would give.
+    """List the changes that gain most per sample, what they take, and what other machines give.
 
     Args:
         device: ``cuda`` or ``cpu``, of the profile.
     """
     if advised is None:
         return []
-    found: list[Block] = [Heading("Advice", "what to change beside the plan, by time per sample")]
+    blocks: list[Block] = [Heading("Advice", "what to change beside the plan, by time per sample")]
     machines = [Line(_machine_words(other, rank_word(device)), "dim") for other in advised.machines]
     machines += _not_tried(advised)
     if not advised.advice:
-        return [*found, none_saves(advised), *machines]
+        return [*blocks, none_saves(advised), *machines]
     rows = [
-        (str(place), one.steps[0].label, *_cells(one))
-        for place, one in enumerate(advised.advice, start=1)
+        (str(place), entry.steps[0].label, *_cells(entry))
+        for place, entry in enumerate(advised.advice, start=1)
     ]
     together = advised.together
     if together is not None:
-        some = [str(i) for i, a in enumerate(advised.advice, 1) if a.steps[0] in together.steps]
-        rows.append(("", f"{', '.join(some[:-1])} and {some[-1]} together", *_cells(together)))
+        parts = [str(i) for i, a in enumerate(advised.advice, 1) if a.steps[0] in together.steps]
+        rows.append(("", f"{', '.join(parts[:-1])} and {parts[-1]} together", *_cells(together)))
     grid = Grid([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
-    return [*found, grid, f"To do 1: {advised.advice[0].steps[0].how}.", *machines]
+    return [*blocks, grid, f"To do 1: {advised.advice[0].steps[0].how}.", *machines]
 
 
 def none_saves(advised: Advised) -> str:
-    """That no setting helps."""
+    """Say that no setting helps."""
     if not advised.tried:
         return "No setting was priced."
     tried = plural(advised.tried, "setting")
@@ -50,30 +50,31 @@ def none_saves(advised: Advised) -> str:
 
 def _not_tried(advised: Advised) -> list[Line]:
     """The number of settings without a price, and the reasons of the first few."""
-    left = advised.not_tried
-    if not left:
+    settings = advised.not_tried
+    if not settings:
         return []
     reasons: dict[str, list[str]] = {}
-    for one in left:
-        reasons.setdefault(one.why, []).append(one.name)
+    for setting in settings:
+        reasons.setdefault(setting.why, []).append(setting.name)
     words = [
         f"{', '.join(names[:SHOWN_NAMES])}{', ...' if len(names) > SHOWN_NAMES else ''} ({why})"
         for why, names in list(reasons.items())[:SHOWN_REASONS]
     ]
     if len(reasons) > SHOWN_REASONS:
-        words.append(f"{len(reasons) - SHOWN_REASONS} more reasons in --json")
-    count = f"{len(left)} of {plural(len(left) + advised.tried, 'setting')}"
+        more = plural(len(reasons) - SHOWN_REASONS, "more reason")
+        words.append(f"{more} in --json")
+    count = f"{len(settings)} of {plural(len(settings) + advised.tried, 'setting')}"
     return [Line(f"{count} not tried: {'; '.join(words)}.", "dim")]
 
 
-def advice_words(one: Advice) -> str:
+def advice_words(entry: Advice) -> str:
     """``index_dedup: true on t_item saves 28 % of the time per sample``."""
-    return f"{one.steps[0].label} saves {percent(one.gain)} of the time per sample"
+    return f"{entry.steps[0].label} saves {percent(entry.gain)} of the time per sample"
 
 
-def _cells(one: Advice) -> tuple[str, str, str]:
-    again = () if one.same_plan else ("another plan",)
-    return f"-{percent(one.gain)}", number(one.iteration_ms), ", ".join((*one.costs, *again))
+def _cells(entry: Advice) -> tuple[str, str, str]:
+    again = () if entry.same_plan else ("another plan",)
+    return f"-{percent(entry.gain)}", number(entry.iteration_ms), ", ".join((*entry.costs, *again))
 
 
 def _machine_words(other: OtherMachine, rank: str) -> str:
@@ -88,7 +89,7 @@ def _machine_words(other: OtherMachine, rank: str) -> str:
 
 
 def advice_object(advised: Advised | None) -> dict[str, Any]:
-    """What ``plan --json`` and ``explain --json`` hold of the advisor.
+    """Return the advice as ``plan --json`` and ``explain --json`` hold it.
 
     Keys:
         advice: best first: ``name`` of the setting, ``target`` (a table, or null for the model),
@@ -104,14 +105,14 @@ def advice_object(advised: Advised | None) -> dict[str, Any]:
     """
     considered = advised and {
         "tried": advised.tried,
-        "not_tried": [vars(one) for one in advised.not_tried],
+        "not_tried": [vars(entry) for entry in advised.not_tried],
     }
     advised = advised or Advised()
     together = advised.together
     return {
         "advice": [
-            {**picked(one.steps[0], "name", "target", "value", "how"), **_result(one)}
-            for one in advised.advice
+            {**picked(entry.steps[0], "name", "target", "value", "how"), **_result(entry)}
+            for entry in advised.advice
         ],
         "together": together
         and {
@@ -125,6 +126,6 @@ def advice_object(advised: Advised | None) -> dict[str, Any]:
     }
 
 
-def _result(one: Advice) -> dict[str, Any]:
-    tables = {} if one.same_plan else {"tables": plan_to_dict(one.plan)["tables"]}
-    return {**picked(one, "iteration_ms", "gain", "costs", "same_plan"), **tables}
+def _result(entry: Advice) -> dict[str, Any]:
+    tables = {} if entry.same_plan else {"tables": plan_to_dict(entry.plan)["tables"]}
+    return {**picked(entry, "iteration_ms", "gain", "costs", "same_plan"), **tables}

@@ -1,5 +1,7 @@
-"""What reports are made of. A report is a list of blocks in the order of reading, and every way of
-showing it draws the same ones: `shardopt.report.console` and `shardopt.report.html`."""
+"""Blocks of reports.
+
+A report is a list of blocks in the order of reading; `shardopt.report.console` and
+`shardopt.report.html` draw the same ones."""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ class Legend:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows, and the number that it is sorted by where its text is none."""
+    """Cell of a table, and the number that it is sorted by where its text is none."""
 
     shown: str | Bar
     value: float
@@ -112,5 +114,5 @@ class View:
 
 
 def warning(text: str) -> Line:
-    """What may make the result wrong."""
+    """Return a line on something that may make the result wrong."""
     return Line(text, "yellow")

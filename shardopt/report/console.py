@@ -35,7 +35,7 @@ class EscapingConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """What is printed; everything passes here, whatever made it."""
+        """Yield the printed segments; all output passes here."""
         for segment in super().render(renderable, options):
             if segment.control is None:
                 yield segment._replace(text=printable(segment.text))
@@ -64,8 +64,8 @@ def draw(console: Console, blocks: Iterable[Block]) -> None:
         if isinstance(block, Heading):
             heading(console, block.title, block.aside)
         elif isinstance(block, Grid):
-            made = _table(block, console.width)
-            show(console, made) if block.columns else console.print(made)
+            drawn = _table(block, console.width)
+            show(console, drawn) if block.columns else console.print(drawn)
         elif isinstance(block, Legend):
             show(console, _legend(block))
         elif isinstance(block, Line):
@@ -86,24 +86,24 @@ def heading(console: Console, title: str, aside: str = "") -> None:
 
 def table(*columns: str) -> Table:
     """An empty table; `Grid` says what its columns are."""
-    made = Table(
+    table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
     )
     for column in columns:
         header, folds = column[1:], column[0] == "~"
-        made.add_column(
+        table.add_column(
             header,
             justify="right" if column[0] == ">" else "left",
             no_wrap=not folds,
             overflow="fold",
             min_width=min(FOLD_WIDTH, len(header)) if folds else None,
         )
-    return made
+    return table
 
 
-def show(console: Console, what: Table | Text) -> None:
+def show(console: Console, item: Table | Text) -> None:
     """A table or text, indented under its heading."""
-    console.print(Padding(what, (0, 0, 0, 2), expand=False))
+    console.print(Padding(item, (0, 0, 0, 2), expand=False))
 
 
 def line(console: Console, text: str, style: str = "") -> None:
@@ -114,23 +114,23 @@ def line(console: Console, text: str, style: str = "") -> None:
 def _table(grid: Grid, width: int) -> Table:
     """A grid on a console of so many columns; bars take the room that is left."""
     if grid.columns:
-        made = table(*grid.columns)
+        drawn = table(*grid.columns)
     else:
-        made = Table.grid(padding=(0, 2))
-        made.add_column(style="bold", overflow="fold", max_width=width // 2)
-        made.add_column(overflow="fold")
+        drawn = Table.grid(padding=(0, 2))
+        drawn.add_column(style="bold", overflow="fold", max_width=width // 2)
+        drawn.add_column(overflow="fold")
     rows = [[c.shown if isinstance(c, Cell) else c for c in row] for row in grid.rows]
     titles = [[title[1:] for title in grid.columns]] if grid.columns else []
-    others = sum(
+    taken_width = sum(
         2 + max(len(cell) if isinstance(cell, str) else 0 for cell in column)
         for column in zip(*titles, *rows, strict=True)
     )
     least, most = BAR_WIDTH
-    room = max(least, min(most, width - 2 - others))
+    room = max(least, min(most, width - 2 - taken_width))
     for at, row in enumerate(rows):
         cells = (_bar(cell, room) if isinstance(cell, Bar) else cell for cell in row)
-        made.add_row(*cells, style="bold" if at == grid.strong else "")
-    return made
+        drawn.add_row(*cells, style="bold" if at == grid.strong else "")
+    return drawn
 
 
 def _bar(bar: Bar, width: int) -> Text:

@@ -1,4 +1,4 @@
-"""What the model's constraints cost, in words, as a table and as JSON."""
+"""Cost of the model's constraints, in words, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardopt.report.blocks import Block, Grid, Heading
 
 
 def constraints_words(costs: ConstraintCosts | None) -> list[str]:
-    """What all constraints cost, in a sentence; none where they cost nothing."""
+    """Say in a sentence what all constraints cost; nothing where they cost nothing."""
     if costs is None:
         return []
     return [
@@ -22,19 +22,24 @@ def constraints_words(costs: ConstraintCosts | None) -> list[str]:
 
 
 def constraints(costs: ConstraintCosts | None) -> list[Block]:
-    """The constraints that bind, with what dropping each saves."""
+    """List the constraints that bind, with what dropping each saves."""
     if costs is None:
         return []
     rows = [
-        (one.table or "", one.constraint, number(one.iteration_ms_without), f"-{percent(one.gain)}")
-        for one in costs.costs
+        (
+            item.table or "",
+            item.constraint,
+            number(item.iteration_ms_without),
+            f"-{percent(item.gain)}",
+        )
+        for item in costs.costs
     ]
     grid = Grid(["~table", "~constraint", ">ms without", ">iteration"], rows)
     return [Heading("Constraints", "what dropping each saves, one after the other"), grid]
 
 
 def constraints_object(costs: ConstraintCosts | None) -> dict[str, Any]:
-    """What ``plan --json`` holds of constraints.
+    """Return the cost of constraints as ``plan --json`` holds it.
 
     Keys:
         constraint_costs: constraints that bind, in the order in which dropping them saves most:
@@ -46,4 +51,4 @@ def constraints_object(costs: ConstraintCosts | None) -> dict[str, Any]:
     if costs is None:
         return {"constraint_costs": [], "unconstrained": None}
     free = {"iteration_ms": costs.iteration_ms, "plan": plan_to_dict(costs.plan)}
-    return {"constraint_costs": [asdict(one) for one in costs.costs], "unconstrained": free}
+    return {"constraint_costs": [asdict(cost) for cost in costs.costs], "unconstrained": free}

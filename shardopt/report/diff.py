@@ -1,4 +1,4 @@
-"""What differs between two plans."""
+"""Report of the differences between two plans."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def _header_lines(header: dict[str, tuple[Any, Any]]) -> Iterator[str]:
     a, b = header.get("iteration_ms", (None, None))
     if isinstance(a, int | float) and isinstance(b, int | float) and min(a, b) > 0:
         yield f"Predicted when written: A {ms(a)}, B {ms(b)} ({times(b / a)})."
-    for key, (left, right) in header.items():
+    for key, (value_a, value_b) in header.items():
         if key not in ("iteration_ms", "lower_bound_ms", "seed"):
-            yield f"{key}: {_value(left)} in A, {_value(right)} in B"
+            yield f"{key}: {_value(value_a)} in A, {_value(value_b)} in B"
 
 
 def _value(value: object) -> str:
@@ -88,8 +88,8 @@ def _words(diff: TableDiff, plan: TablePlan | None) -> str:
         parts.append(plan.compute_kernel.value)
     parts.append(f"on {ranks_text(plan.ranks)}")
     if "parameters" in diff.what:
-        given: Sequence[str] = [f"{k} {v}" for k, v in plan.parameters.items()]
-        parts.append(f"({', '.join(given) or 'no parameters'})")
+        parameters: Sequence[str] = [f"{k} {v}" for k, v in plan.parameters.items()]
+        parts.append(f"({', '.join(parameters) or 'no parameters'})")
     return " ".join(parts)
 
 

@@ -38,17 +38,17 @@ SAME_MS = 5e-4
 NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % of the iteration."
 
 
-def explain_view(setting: Setting, explanation: Explanation, told: Sequence[str] = ()) -> View:
-    """All forms of an explanation.
+def explain_view(setting: Setting, explanation: Explanation, notes: Sequence[str] = ()) -> View:
+    """Return all forms of an explanation.
 
     Args:
-        told: further notes, such as files that were written.
+        notes: further notes, such as files that were written.
     """
     return View(
         explain_object(explanation, setting.facts()),
         [setting_facts(setting), *report(explanation, setting.hardware.device)],
         headlines(explanation.plans),
-        [*setting.notes, *told],
+        [*setting.notes, *notes],
     )
 
 
@@ -58,18 +58,18 @@ def report(explanation: Explanation, device: str) -> list[Block]:
     Args:
         device: ``cuda`` or ``cpu``, of the profile.
     """
-    given, prediction = explanation.given, explanation.given.prediction
+    predicted, prediction = explanation.subject, explanation.subject.prediction
     several = bool(explanation.others)
     return [
         "",
-        time_line(given),
-        *_proved(given),
+        time_line(predicted),
+        *_proved(predicted),
         *deciding_lines(explanation.deciding),
-        *doubts(prediction, given.name),
+        *doubts(prediction, predicted.name),
         *in_words(explanation),
         *advice(explanation.advised, device),
         *(side_by_side(explanation.plans) if several else ()),
-        Heading("Where the time goes", f"{given.name}, along its critical path"),
+        Heading("Where the time goes", f"{predicted.name}, along its critical path"),
         *breakdown(prediction),
         *critical_path(prediction),
         *ranks(prediction),
@@ -78,16 +78,16 @@ def report(explanation: Explanation, device: str) -> list[Block]:
     ]
 
 
-def _proved(given: PredictedPlan) -> list[str]:
-    """What is proved of the plan, where its file says so."""
-    if given.bound_ms is None:
+def _proved(predicted: PredictedPlan) -> list[str]:
+    """Say what is proved of the plan, where its file holds a bound."""
+    if predicted.bound_ms is None:
         return []
-    return [proved_text("this plan", given.prediction.iteration_ms, given.bound_ms)]
+    return [proved_text("this plan", predicted.prediction.iteration_ms, predicted.bound_ms)]
 
 
 def in_words(explanation: Explanation) -> list[str]:
-    """What to know first: the largest part, the busiest rank, which rank waits for which tables."""
-    prediction = explanation.given.prediction
+    """Say what to know first: the largest part, the busiest rank, which rank waits for what."""
+    prediction = explanation.subject.prediction
     phase, part = max(prediction.breakdown.items(), key=lambda item: item[1])
     share = percent(part / prediction.iteration_ms)
     sentences = [f"The largest part is {phase_words(phase)}: {ms(part)}, {share} of the iteration."]
@@ -96,13 +96,13 @@ def in_words(explanation: Explanation) -> list[str]:
     loads = prediction.per_rank
     if len(loads) > 1:
         busiest = min(loads, key=lambda load: (load.idle_ms, load.rank))
-        others = [load.idle_ms for load in loads if load is not busiest]
-        alike = max(others) - busiest.idle_ms < SAME_MS
+        idle_ms = [load.idle_ms for load in loads if load is not busiest]
+        alike = max(idle_ms) - busiest.idle_ms < SAME_MS
         sentences.append(
             f"All ranks are equally busy; each is idle for {ms(busiest.idle_ms)}."
             if alike
             else f"Rank {busiest.rank} is the busiest (idle for {ms(busiest.idle_ms)}); "
-            f"the other ranks are idle for {ms(sum(others) / len(others))} on average."
+            f"the other ranks are idle for {ms(sum(idle_ms) / len(idle_ms))} on average."
         )
         sentences += [wait.words for wait in explanation.waits[:MAX_WAITS]]
         uneven = waiting_words(prediction)
@@ -114,7 +114,7 @@ def in_words(explanation: Explanation) -> list[str]:
 
 
 def _host_words(prediction: Prediction) -> list[str]:
-    """What the host does in an iteration, where GPUs wait for it."""
+    """Say what the host does in an iteration, where GPUs wait for it."""
     work = host_work(prediction.graph)
     if sum(work.values()) < SAME_MS:
         return []
@@ -164,16 +164,16 @@ def path_grid(path: Sequence[Segment]) -> list[Block]:
 
 def single_changes(explanation: Explanation) -> list[Block]:
     """The changes of the plan itself that help most, each alone."""
-    changes, before = explanation.changes, explanation.given.prediction.iteration_ms
+    changes, before = explanation.changes, explanation.subject.prediction.iteration_ms
     aside = "each alone; settings beside the plan stand under Advice"
     if explanation.advised is None:
         aside = "each alone"
     heading = Heading("Single changes of the plan", aside)
-    if not changes.found:
+    if not changes.helpful:
         return [heading, f"{changes.none_words}."]
     rows = [
         (c.words, number(c.saving_ms), percent(c.saving_ms / before), number(c.iteration_ms))
-        for c in changes.found
+        for c in changes.helpful
     ]
     return [
         heading,
@@ -184,7 +184,7 @@ def single_changes(explanation: Explanation) -> list[Block]:
 
 def what_if(explanation: Explanation) -> list[Block]:
     """The same plan with one thing changed that is not the plan."""
-    before = explanation.given.prediction.iteration_ms
+    before = explanation.subject.prediction.iteration_ms
     rows = [
         (
             item.change,
@@ -240,21 +240,23 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
     """
     return {
         **facts,
-        "plan": explanation.given.name,
-        **prediction_object(explanation.given.prediction),
-        "lower_bound_ms": explanation.given.bound_ms,
-        "critical_path": path_object(explanation.given.prediction.critical_path),
-        "host_work": host_work(explanation.given.prediction.graph),
+        "plan": explanation.subject.name,
+        **prediction_object(explanation.subject.prediction),
+        "lower_bound_ms": explanation.subject.bound_ms,
+        "critical_path": path_object(explanation.subject.prediction.critical_path),
+        "host_work": host_work(explanation.subject.prediction.graph),
         "waits": [_wait_object(wait) for wait in explanation.waits],
         "changes": {
             "tried": explanation.changes.tried,
             "found": [
                 {
                     "change": change.words,
-                    "tables": tables_object(replace(explanation.given.plan, tables=change.tables)),
+                    "tables": tables_object(
+                        replace(explanation.subject.plan, tables=change.tables)
+                    ),
                     **picked(change, "iteration_ms", "saving_ms"),
                 }
-                for change in explanation.changes.found
+                for change in explanation.changes.helpful
             ],
         },
         **advice_object(explanation.advised),

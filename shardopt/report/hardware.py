@@ -15,7 +15,7 @@ _NOT_CONSTANTS = ("provenance", "rel_error", "law")
 
 
 def hardware_object(profile: HardwareProfile) -> dict[str, Any]:
-    """One profile for ``--json``.
+    """Return one profile for ``--json``.
 
     Keys: all of its file, and ``origins``: group -> what gives it. ``known_error`` (of whole
     iterations, a list) and ``provenance.error`` (of a group) hold ``suite``, ``rows``, ``n``, and
@@ -38,7 +38,7 @@ def list_view(profiles: Sequence[HardwareProfile]) -> View:
         for profile in profiles
     ]
     columns = ["<name", "~device", ">HBM GiB", ">GPUs/host", ">NVLink", "~constants"]
-    known = "mean absolute error and number of rows; whatever is not listed is not validated"
+    errors_of = "mean absolute error and number of rows; whatever is not listed is not validated"
     data = {profile.name: hardware_object(profile) for profile in profiles}
     return View(
         {"default": DEFAULT_HARDWARE, "profiles": data},
@@ -46,7 +46,7 @@ def list_view(profiles: Sequence[HardwareProfile]) -> View:
             Heading("Hardware profiles", "shipped with shardopt; a path to a profile works too"),
             Grid(columns, rows),
             f"* the default. `shardopt hardware {DEFAULT_HARDWARE}` shows it with its sources.",
-            Heading("Known errors", known),
+            Heading("Known errors", errors_of),
             Grid(
                 ["<name", "~on rows not used for fitting"], [(p.name, _errors(p)) for p in profiles]
             ),
@@ -68,11 +68,11 @@ def _kinds(profile: HardwareProfile) -> str:
 
 def _errors(profile: HardwareProfile) -> str:
     """Mean errors of whole iterations, then of groups: ``HugeCTR iterations 5.1 % (4); ...``."""
-    known = [(f"{error.runtime} iterations", error) for error in profile.known_error]
+    errors = [(f"{error.runtime} iterations", error) for error in profile.known_error]
     for name, group in profile.groups.items():
         if group.provenance.error is not None:
-            known.append((name, group.provenance.error))
-    parts = [f"{name} {percent(error.mean)} ({error.n})" for name, error in known]
+            errors.append((name, group.provenance.error))
+    parts = [f"{name} {percent(error.mean)} ({error.n})" for name, error in errors]
     return "; ".join(parts) or error_words(None)
 
 
@@ -88,17 +88,17 @@ def error_words(error: KnownError | None) -> str:
 
 
 def iteration_words(profile: HardwareProfile) -> list[str]:
-    """What is known of whole iterations, TorchRec's first, each with the software that ran them."""
-    known = [(error.runtime or error.suite, error_words(error)) for error in profile.known_error]
-    if all(runtime != TORCHREC for runtime, _ in known):
-        known.insert(0, (TORCHREC, error_words(None)))
-    known.sort(key=lambda pair: pair[0] != TORCHREC)
-    named = (name if name == TORCHREC else f"{name} (not TorchRec)" for name, _ in known)
-    return [f"under {name}: {text}" for name, (_, text) in zip(named, known, strict=True)]
+    """List the known errors of whole iterations, TorchRec's first, each with its runtime."""
+    errors = [(error.runtime or error.suite, error_words(error)) for error in profile.known_error]
+    if all(runtime != TORCHREC for runtime, _ in errors):
+        errors.insert(0, (TORCHREC, error_words(None)))
+    errors.sort(key=lambda pair: pair[0] != TORCHREC)
+    named = (name if name == TORCHREC else f"{name} (not TorchRec)" for name, _ in errors)
+    return [f"under {name}: {text}" for name, (_, text) in zip(named, errors, strict=True)]
 
 
 def profile_view(profile: HardwareProfile) -> View:
-    """Every constant, with its unit in its name, group by group, and where it comes from."""
+    """Show every constant, with its unit in its name, group by group, and its source."""
     report: list[Block] = [
         "",
         Line(f"{profile.name}  {profile.title}", "bold"),
@@ -131,7 +131,7 @@ def _group(name: str, group: Group, place: str) -> list[Block]:
         *([f"versions: {origin.versions}"] if origin.versions else []),
         *([f"date: {origin.date}"] if origin.date else []),
         *([f"rows: {origin.n}"] if origin.n is not None else []),
-        *(f"{what} from {low:g} to {high:g}" for what, (low, high) in origin.range.items()),
+        *(f"{axis} from {low:g} to {high:g}" for axis, (low, high) in origin.range.items()),
     ]
     constants = [
         (key, _value(value))
@@ -148,8 +148,8 @@ def _group(name: str, group: Group, place: str) -> list[Block]:
 
 def _value(value: object) -> str:
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if k != "source" and v not in (None, {})}
-        return ", ".join(f"{k} {_value(v)}" for k, v in kept.items())
+        shown = {k: v for k, v in value.items() if k != "source" and v not in (None, {})}
+        return ", ".join(f"{k} {_value(v)}" for k, v in shown.items())
     if isinstance(value, list):
         return "[" + ", ".join(_value(v) for v in value) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)

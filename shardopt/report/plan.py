@@ -59,16 +59,19 @@ SHOWN_MOVES = 12
 
 
 def plan_view(answer: Answer, end: Sequence[str], in_use: Path | None = None) -> View:
-    """All forms of an answer.
+    """Return all forms of an answer.
 
     Args:
         end: what became of the plan, and what to type next.
         in_use: path of the plan in use, as given.
     """
     data, brief = plan_object(answer, in_use), headline(answer)
-    found = answer.confirmation
-    if found is not None:
-        data, brief = {**data, **found.as_object()}, [*brief, gained(found, answer.gain)]
+    confirmation = answer.confirmation
+    if confirmation is not None:
+        data, brief = (
+            {**data, **confirmation.as_object()},
+            [*brief, gained(confirmation, answer.gain)],
+        )
     return View(data, report(answer, end), brief)
 
 
@@ -90,7 +93,7 @@ def advice_view(answer: Answer) -> View:
 
 
 def report(answer: Answer, end: Sequence[str]) -> list[Block]:
-    """What to do, the ranking, then what there is to know of the best plan."""
+    """Report the verdict, the ranking, then the details of the best plan."""
     lever, best = answer.lever, answer.best
     lead = [answer.verdict, *constraints_words(answer.constraint_costs)]
     if lever is not None:
@@ -149,39 +152,39 @@ def headline(answer: Answer) -> list[Block]:
     best, result = answer.best, answer.result
     gap = gap_of(best.iteration_ms, result.lower_bound_ms)
     proved = "" if gap is None else f", {at_most(gap)} from optimal"
-    found = [
+    lines = [
         f"{ms(best.iteration_ms)} per iteration{proved}; {type_mix(result.best.plan)}. "
         f"{PROVENANCE_SENTENCES[best.provenance]}"
     ]
     if answer.stakes is not None and not answer.stakes.matters:
-        found.insert(0, answer.verdict)
+        lines.insert(0, answer.verdict)
     if result.aim == REGRET:
-        found.append(regret_text(result) or "")
+        lines.append(regret_text(result) or "")
     if answer.deciding and answer.deciding[0].unmeasured:
-        found.append(deciding_text(answer.deciding[0]))
-    return [Line(text, wraps=False) for text in found if text]
+        lines.append(deciding_text(answer.deciding[0]))
+    return [Line(text, wraps=False) for text in lines if text]
 
 
 def _ranking(answer: Answer) -> list[Block]:
     """Plans, best first, then TorchRec's."""
     result = answer.result
     rows = []
-    for place, (ranked, found) in enumerate(
+    for place, (ranked, prediction) in enumerate(
         zip(result.plans, answer.predictions, strict=True), start=1
     ):
         rows.append(
             (
                 str(place),
-                number(found.iteration_ms),
-                _above(found.iteration_ms, result),
-                interval(found.interval_ms),
-                hbm_use(found.memory),
+                number(prediction.iteration_ms),
+                _above(prediction.iteration_ms, result),
+                interval(prediction.interval_ms),
+                hbm_use(prediction.memory),
                 type_mix(ranked.plan),
                 finder_words(ranked.found_by),
             )
         )
     theirs = result.baselines.get(TORCHREC)
-    if theirs is not None and all(one.found_by != TORCHREC for one in result.plans):
+    if theirs is not None and all(ranked_plan.found_by != TORCHREC for ranked_plan in result.plans):
         plan = result.baseline_plans.get(TORCHREC)
         mix = "" if plan is None else type_mix(plan)
         above = _above(theirs, result)
@@ -201,17 +204,17 @@ def _above(time_ms: float, result: Result) -> str:
 
 
 def finder_words(found_by: str) -> str:
-    """What the console calls who found a plan."""
+    """Return the console's name for the finder of a plan."""
     return "TorchRec's planner" if found_by == TORCHREC else found_by.replace("_", " ")
 
 
-def deciding_lines(found: Sequence[DecidingConstant]) -> list[Block]:
+def deciding_lines(constants: Sequence[DecidingConstant]) -> list[Block]:
     """The constants most worth measuring."""
-    return [warning(deciding_text(one)) for one in found[:SHOWN_CONSTANTS]]
+    return [warning(deciding_text(constant)) for constant in constants[:SHOWN_CONSTANTS]]
 
 
 def _proved(answer: Answer) -> list[Block]:
-    """What the headline number is based on, what decides it and what is proved."""
+    """Say what the headline number is based on, what decides it and what is proved."""
     result, best = answer.result, answer.best
     texts = (
         _claim(best.iteration_ms, result),
@@ -236,7 +239,7 @@ _CUT = {
 
 
 def preferred_text(result: Result) -> str | None:
-    """Why the best plan is not the fastest one, where it is not."""
+    """Say why the best plan is not the fastest one, where it is not."""
     if result.fastest is None:
         return None
     slower = percent(result.best.iteration_ms / result.fastest.iteration_ms - 1)
@@ -249,20 +252,20 @@ def preferred_text(result: Result) -> str | None:
 
 
 def _claim(best_ms: float, result: Result) -> str:
-    """What the bound proves, and of which plans."""
+    """Say what the bound proves, and of which plans."""
     gap = gap_of(best_ms, result.lower_bound_ms)
-    given = result.in_use
-    limited = given is not None and given.max_moves and given.max_moves < len(given.plan.tables)
+    in_use = result.in_use
+    limited = in_use is not None and in_use.max_moves and in_use.max_moves < len(in_use.plan.tables)
     which = "no plan"
-    if given is not None and limited:
-        which = f"no plan that moves {plural(given.max_moves or 0, 'table')} or fewer"
+    if in_use is not None and limited:
+        which = f"no plan that moves {plural(in_use.max_moves or 0, 'table')} or fewer"
     if gap is None:
         return "Nothing is proved about optimality: the lower bound is 0 ms."
     return proved_text("plan 1", best_ms, result.lower_bound_ms, which)
 
 
 def proved_text(plan: str, time_ms: float, bound_ms: float, which: str = "no plan") -> str:
-    """What a positive lower bound proves of a plan."""
+    """Say what a positive lower bound proves of a plan."""
     gap = time_ms / bound_ms - 1
     if gap <= OPTIMAL:
         return f"Proved: {which} is predicted to be faster; {plan} is optimal."
@@ -282,7 +285,7 @@ BETTER = {
 
 
 def ties_text(result: Result) -> str | None:
-    """How many plans tie, why, and what decided; None where there is one alone."""
+    """Say how many plans tie, why, and what decided; None where there is one alone."""
     ties = result.ties
     if ties is None or ties.plans < 2:
         return None
@@ -312,7 +315,7 @@ def _decided(ties: TieSummary) -> str:
 
 
 def regret_text(result: Result) -> str | None:
-    """How much slower than the best the plan is in any scenario, at most; None without any."""
+    """Say how much slower than the best known the plan is in any scenario; None without any."""
     regret, proved = result.worst_regret, result.proved_regret
     if regret is None or proved is None:
         return None
@@ -324,16 +327,16 @@ def regret_text(result: Result) -> str | None:
 
 
 def passed_over_text(result: Result) -> str | None:
-    """That a plan which looks better by the objective was not taken, and why; None where none."""
+    """Say why a plan that looks better by the objective was passed over; None where none was."""
     if result.passed_over is None:
         return None
-    found = (
+    better = (
         f"a largest regret of {percent(result.passed_over - 1)}"
         if result.aim == REGRET
         else f"a mean of {ms(result.passed_over)}"
     )
     return (
-        f"A plan with {found} was found, but the stated errors cannot tell it from plan 1, the "
+        f"A plan with {better} was found, but the stated errors cannot tell it from plan 1, the "
         "plan of the nominal objective."
     )
 
@@ -341,34 +344,34 @@ def passed_over_text(result: Result) -> str | None:
 def _in_use(result: Result, move: Move | None) -> list[Block]:
     """The plan in use compared with plan 1: times, what moves, what that takes, why it cannot
     stay."""
-    given, best = result.in_use, result.best
-    if given is None or move is None:
+    in_use, best = result.in_use, result.best
+    if in_use is None or move is None:
         return []
-    gain = times(best.iteration_ms / given.iteration_ms)
-    found: list[Block] = [
+    gain = times(best.iteration_ms / in_use.iteration_ms)
+    lines: list[Block] = [
         Heading("The plan in use", "and what plan 1 would change"),
-        f"Now {ms(given.iteration_ms)}, after {ms(best.iteration_ms)} ({gain}).",
-        *(warning(f"It cannot stay as it is: {reason}.") for reason in given.misfits),
+        f"Now {ms(in_use.iteration_ms)}, after {ms(best.iteration_ms)} ({gain}).",
+        *(warning(f"It cannot stay as it is: {reason}.") for reason in in_use.misfits),
     ]
     if not move.tables:
-        most = max(0.0, 1 - result.lower_bound_ms / given.iteration_ms)
+        most = max(0.0, 1 - result.lower_bound_ms / in_use.iteration_ms)
         proved = (
             f"Staying is best: proved, no plan within the limits gains more than {percent(most)}."
         )
-        return [*found, f"No table moves. {proved if result.lower_bound_ms > 0 else ''}"]
+        return [*lines, f"No table moves. {proved if result.lower_bound_ms > 0 else ''}"]
     shown = move.tables[:SHOWN_MOVES]
     rows = [
-        (key, *(_placed_words(p.tables[key]) for p in (given.plan, best.plan))) for key in shown
+        (key, *(_placed_words(p.tables[key]) for p in (in_use.plan, best.plan))) for key in shown
     ]
-    found += [
+    lines += [
         f"{len(move.tables)} of {plural(len(best.plan.tables), 'table')} change; "
         f"{format_bytes(move.bytes)} of weights and optimizer state move to other ranks"
         f"{_over_links(move)}.",
-        _move_words(move, given.iteration_ms, best.iteration_ms),
+        _move_words(move, in_use.iteration_ms, best.iteration_ms),
         Grid(["~table", "~now", "~after"], rows),
     ]
     more = len(move.tables) - len(shown)
-    return [*found, *([f"and {more} more; `shardopt diff` lists all of them."] if more else [])]
+    return [*lines, *([f"and {more} more; `shardopt diff` lists all of them."] if more else [])]
 
 
 def _over_links(move: Move) -> str:
@@ -396,37 +399,39 @@ def _placed_words(plan: TablePlan) -> str:
     return f"{plan.sharding_type.short}{kernel} on {ranks_text(plan.ranks)}"
 
 
-def measured(found: Confirmation | None, expected: ExpectedGain | None) -> list[Block]:
+def measured(confirmation: Confirmation | None, expected: ExpectedGain | None) -> list[Block]:
     """The plans as measured, the fastest first, then `gained`; nothing where none was."""
-    if found is None:
+    if confirmation is None:
         return []
-    plans = sorted(found.plans, key=lambda p: (p.median_ms is None, p.median_ms or 0.0))
+    plans = sorted(confirmation.plans, key=lambda p: (p.median_ms is None, p.median_ms or 0.0))
     rows = [
         (
-            one.name,
-            "" if one.median_ms is None else number(one.median_ms),
-            "" if one.interval_ms is None else interval(one.interval_ms),
-            "" if one.predicted_ms is None else number(one.predicted_ms),
-            one.found_by,
-            "" if one.dropped_after is None else f"out after {plural(one.dropped_after, 'round')}",
+            plan.name,
+            "" if plan.median_ms is None else number(plan.median_ms),
+            "" if plan.interval_ms is None else interval(plan.interval_ms),
+            "" if plan.predicted_ms is None else number(plan.predicted_ms),
+            plan.found_by,
+            ""
+            if plan.dropped_after is None
+            else f"out after {plural(plan.dropped_after, 'round')}",
         )
-        for one in plans
+        for plan in plans
     ]
     return [
         Heading("Measured plans"),
         Grid(["<plan", ">ms", ">95 % interval", ">predicted", "~found by", "<"], rows),
-        *(f"{note}." for note in found.notes),
-        *_off(found),
-        gained(found, expected),
+        *(f"{note}." for note in confirmation.notes),
+        *_off(confirmation),
+        gained(confirmation, expected),
     ]
 
 
-def _off(found: Confirmation) -> list[Block]:
+def _off(confirmation: Confirmation) -> list[Block]:
     """The factor between measured and predicted times, where that is beyond their intervals."""
-    factors = sorted(one.factor for one in found.plans if one.factor is not None)
+    factors = sorted(plan.factor for plan in confirmation.plans if plan.factor is not None)
     if not factors:
         return []
-    timed = sum(one.median_ms is not None for one in found.plans)
+    timed = sum(plan.median_ms is not None for plan in confirmation.plans)
     low, high = f"{factors[0]:.2g}", f"{factors[-1]:.2g}"
     words = low if low == high else f"{low} to {high}"
     return [
@@ -438,17 +443,17 @@ def _off(found: Confirmation) -> list[Block]:
     ]
 
 
-def gained(found: Confirmation, expected: ExpectedGain | None) -> str:
+def gained(confirmation: Confirmation, expected: ExpectedGain | None) -> str:
     """The fastest plan, and the measured gain beside the expected one."""
-    if found.gain is None:
-        return f"{found.best.name} is the fastest measured plan; TorchRec's was not timed."
-    value, low, high = found.gain
+    if confirmation.gain is None:
+        return f"{confirmation.best.name} is the fastest measured plan; TorchRec's was not timed."
+    value, low, high = confirmation.gain
     between = ""
     if low is not None and high is not None:
         between = f" (95 % interval {points(low)} to {points(high)})"
     before = "" if expected is None else f"; {points(expected.mean)} % was expected"
     return (
-        f"{found.best.name} is the fastest measured plan: it gains {points(value)} % over "
+        f"{confirmation.best.name} is the fastest measured plan: it gains {points(value)} % over "
         f"TorchRec's{between}{before}."
     )
 
@@ -535,13 +540,13 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "ties": None if result.ties is None else asdict(result.ties),
         "scenarios": [
             {
-                "name": one.name,
-                "weight": one.weight,
-                "iteration_ms": one.ours_ms,
-                "best_known_ms": one.best_ms,
-                "lower_bound_ms": one.bound_ms or None,
+                "name": scenario.name,
+                "weight": scenario.weight,
+                "iteration_ms": scenario.ours_ms,
+                "best_known_ms": scenario.best_ms,
+                "lower_bound_ms": scenario.bound_ms or None,
             }
-            for one in result.scenarios
+            for scenario in result.scenarios
         ],
         **picked(result, "worst_regret", "proved_regret"),
         "passed_over": passed_over,
@@ -552,7 +557,10 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
     }
 
 
-def deciding_object(found: Sequence[DecidingConstant]) -> list[dict[str, Any]]:
+def deciding_object(constants: Sequence[DecidingConstant]) -> list[dict[str, Any]]:
     """``deciding`` of ``plan`` and ``explain --json``, the most important first: the fields of
     `DecidingConstant`, ``constant`` as ``group.key``."""
-    return [{**asdict(one), "constant": f"{one.group}.{one.constant}"} for one in found]
+    return [
+        {**asdict(constant), "constant": f"{constant.group}.{constant.constant}"}
+        for constant in constants
+    ]

@@ -37,7 +37,7 @@ from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Legend, Line
 Object = dict[str, Any]
 
 MAX_RANKS = 8
-"""More ranks than this are shown by their busiest and idlest."""
+"""Most ranks shown; of more, only the busiest and the idlest."""
 MAX_COLUMNS = 6
 """Plans whose breakdowns stand side by side."""
 MAX_MODULES = 6
@@ -50,14 +50,14 @@ _PARTS = {
     "dense_forward": "dense and other",
     "idle": "idle",
 }
-"""What a rank's compute stream does, as the bars show it."""
+"""Work of a rank's compute stream, as the bars show it."""
 
 
 # --- JSON ---------------------------------------------------------------------------------------
 
 
 def prediction_object(prediction: Prediction) -> Object:
-    """One prediction.
+    """Return one prediction for ``--json``.
 
     Keys:
         iteration_ms: steady-state period of the training loop.
@@ -95,11 +95,11 @@ def prediction_object(prediction: Prediction) -> Object:
 def memory_objects(memory: Iterable[RankMemory]) -> list[Object]:
     """``memory`` of ``--json``, a rank each; docs/commands.md says what its keys are, but for
     ``ddr_cap_bytes``: host memory left for shards."""
-    found = []
+    objects = []
     for rank in memory:
         peak = rank.peak
         assert peak is not None
-        found.append(
+        objects.append(
             {
                 **picked(rank, "rank", "hbm_bytes", "hbm_cap_bytes", "ddr_bytes", "ddr_cap_bytes"),
                 **({"hbm_cap_bytes": peak.capacity_bytes} if peak.on_device else {}),
@@ -109,7 +109,7 @@ def memory_objects(memory: Iterable[RankMemory]) -> list[Object]:
                 "fits": rank.fits,
             }
         )
-    return found
+    return objects
 
 
 def tables_object(plan: ShardingPlan) -> Object:
@@ -118,12 +118,12 @@ def tables_object(plan: ShardingPlan) -> Object:
     return tables
 
 
-def predicted_objects(given: Iterable[PredictedPlan]) -> list[Object]:
+def predicted_objects(plans: Iterable[PredictedPlan]) -> list[Object]:
     """``plan`` (the path as given) and the keys of `prediction_object`, of each plan."""
-    return [{"plan": one.name, **prediction_object(one.prediction)} for one in given]
+    return [{"plan": plan.name, **prediction_object(plan.prediction)} for plan in plans]
 
 
-def predict_view(setting: Setting, given: Sequence[PredictedPlan]) -> View:
+def predict_view(setting: Setting, plans: Sequence[PredictedPlan]) -> View:
     """``shardopt predict``.
 
     Keys:
@@ -131,9 +131,9 @@ def predict_view(setting: Setting, given: Sequence[PredictedPlan]) -> View:
         model, hardware, world_size, local_world_size, batch_size: what they were made for.
     """
     return View(
-        {**setting.facts(), "predictions": predicted_objects(given)},
-        [setting_facts(setting), *predictions(given)],
-        headlines(given),
+        {**setting.facts(), "predictions": predicted_objects(plans)},
+        [setting_facts(setting), *predictions(plans)],
+        headlines(plans),
         setting.notes,
     )
 
@@ -151,9 +151,9 @@ def time_line(item: PredictedPlan) -> str:
     )
 
 
-def headlines(given: Sequence[PredictedPlan]) -> list[Block]:
+def headlines(plans: Sequence[PredictedPlan]) -> list[Block]:
     """The report under ``--quiet``: one line per plan, in the order given."""
-    return [f"{item.name}: {ms(item.prediction.iteration_ms)}" for item in given]
+    return [f"{item.name}: {ms(item.prediction.iteration_ms)}" for item in plans]
 
 
 def breakdown(prediction: Prediction) -> list[Block]:
@@ -170,18 +170,18 @@ def breakdown(prediction: Prediction) -> list[Block]:
 
 def dense_text(prediction: Prediction) -> str:
     """The parts of a captured module that take most of the device's time; empty if none is."""
-    found = prediction.dense_by_module
-    slowest = sorted(found, key=lambda path: -sum(found[path]))
+    by_module = prediction.dense_by_module
+    slowest = sorted(by_module, key=lambda path: -sum(by_module[path]))
     if not slowest:
         return ""
-    names = [f"{path} {number(sum(found[path]))}" for path in slowest[:MAX_MODULES]]
-    more = sum(sum(found[path]) for path in slowest[MAX_MODULES:])
+    names = [f"{path} {number(sum(by_module[path]))}" for path in slowest[:MAX_MODULES]]
+    more = sum(sum(by_module[path]) for path in slowest[MAX_MODULES:])
     rest = f", {len(slowest) - MAX_MODULES} others {number(more)}" if more else ""
     return f"Dense part by module, forward and backward (ms): {', '.join(names)}{rest}."
 
 
 def selected(prediction: Prediction, most: int) -> list[RankLoad]:
-    """All ranks, or ``most`` of them: the busiest and the idlest, in order of rank."""
+    """Select all ranks, or ``most`` of them: the busiest and the idlest, in order of rank."""
     loads = list(prediction.per_rank)
     if len(loads) <= most:
         return loads
@@ -211,14 +211,14 @@ def ranks(prediction: Prediction) -> list[Block]:
         use = hbm_use([memory[load.rank]])
         figures = map(number, (forward, backward, comm, idle))
         rows.append((str(load.rank), Cell(bar, -idle), *figures, use))
-    some = ""
+    excerpt = ""
     if len(shown) < len(memory):
-        some = (
+        excerpt = (
             f"; the {MAX_RANKS // 2} busiest and the {MAX_RANKS // 2} least busy of {len(memory)}"
         )
     columns = [">rank", "<", ">emb fwd", ">emb bwd", ">comm", ">idle", f">{memory_title(memory)}"]
     return [
-        Heading("Ranks", f"what each computes in an iteration of {ms(whole)}{some}"),
+        Heading("Ranks", f"what each computes in an iteration of {ms(whole)}{excerpt}"),
         Grid(columns, rows, name="ranks"),
         Legend(_PARTS),
         *memory_lines(memory),
@@ -226,8 +226,8 @@ def ranks(prediction: Prediction) -> list[Block]:
 
 
 def memory_lines(memory: Sequence[RankMemory]) -> list[Block]:
-    """What the fullest rank takes of its memory at the peak, in tensors and from the device, and a
-    warning where it has little left."""
+    """Say how much memory the fullest rank takes at the peak, in tensors and from the device, and
+    warn where it has little left."""
     fullest = max(memory, key=lambda r: r.peak.reserved_bytes if r.peak else 0)
     peak = fullest.peak
     if peak is None:
@@ -271,15 +271,15 @@ PROVENANCE_SENTENCES = {
 
 
 def based_on(prediction: Prediction) -> str:
-    """What the headline number rests on, and what its interval does not."""
-    known = (
+    """Say what the headline number rests on, and what its interval does not."""
+    caveat = (
         "" if prediction.interval_calibrated else " Intervals of GPU iterations are uncalibrated."
     )
-    return PROVENANCE_SENTENCES[prediction.provenance] + known
+    return PROVENANCE_SENTENCES[prediction.provenance] + caveat
 
 
 def misfit_text(prediction: Prediction) -> str:
-    """Which ranks lack memory for the plan; empty when it fits."""
+    """Say which ranks lack memory for the plan; empty when it fits."""
     lacking = [rank for rank in prediction.memory if not rank.fits]
     if not lacking:
         return ""
@@ -289,7 +289,7 @@ def misfit_text(prediction: Prediction) -> str:
 
 
 def sync_text(prediction: Prediction) -> str:
-    """What averaging the copies of tables takes; empty where there are none."""
+    """Say how long averaging the copies of tables takes; empty where there are none."""
     sync = prediction.replica_sync
     if sync is None:
         return ""
@@ -308,31 +308,31 @@ def sync_text(prediction: Prediction) -> str:
 
 
 def doubts(prediction: Prediction, name: str = "This plan") -> list[Line | str]:
-    """Why a plan may not run as predicted: it does not fit, its copies are averaged, a group of the
-    profile was used beyond what it was fitted on, or ops have no kernel model."""
-    found: list[Line | str] = []
+    """List why a plan may not run as predicted: it does not fit, its copies are averaged, a group
+    of the profile was used beyond what it was fitted on, or ops have no kernel model."""
+    lines: list[Line | str] = []
     misfit, copies = misfit_text(prediction), sync_text(prediction)
     if misfit:
-        found.append(Line(f"{name} {misfit}", "red"))
+        lines.append(Line(f"{name} {misfit}", "red"))
     if copies:
-        found.append(copies)
-    found += [warning(f"Extrapolated: {t}.") for t in range_lines(prediction.out_of_range)]
+        lines.append(copies)
+    lines += [warning(f"Extrapolated: {t}.") for t in range_lines(prediction.out_of_range)]
     calls = prediction.dense_ops_by_bytes
     if calls:
         ops = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in calls.items())
-        found.append(
+        lines.append(
             warning(f"Priced by the bytes they touch, as no kernel model knows them: {ops}.")
         )
-    return found
+    return lines
 
 
 # --- plans side by side -------------------------------------------------------------------------
 
 
-def predictions(given: Sequence[PredictedPlan]) -> list[Block]:
-    """One plan in full, or several ranked, best first."""
-    if len(given) == 1:
-        item = given[0]
+def predictions(plans: Sequence[PredictedPlan]) -> list[Block]:
+    """Show one plan in full, or several ranked, best first."""
+    if len(plans) == 1:
+        item = plans[0]
         return [
             "",
             time_line(item),
@@ -341,21 +341,21 @@ def predictions(given: Sequence[PredictedPlan]) -> list[Block]:
             *breakdown(item.prediction),
             *ranks(item.prediction),
         ]
-    found = side_by_side(given)
-    found.append(based_on(_ranked(given)[0].prediction))
-    for item in _ranked(given):
+    blocks = side_by_side(plans)
+    blocks.append(based_on(_ranked(plans)[0].prediction))
+    for item in _ranked(plans):
         tight = nearly_full_text(item.prediction.memory)
-        found += [warning(f"{item.name} is nearly full: {tight}.")] if tight else []
-    return [*found, *_shared_doubts(_ranked(given))]
+        blocks += [warning(f"{item.name} is nearly full: {tight}.")] if tight else []
+    return [*blocks, *_shared_doubts(_ranked(plans))]
 
 
-def _shared_doubts(given: Sequence[PredictedPlan]) -> list[Block]:
+def _shared_doubts(predicted: Sequence[PredictedPlan]) -> list[Block]:
     """The doubts about several plans, each once; one that not all plans share names its plans."""
     names: dict[Line | str, dict[str, None]] = {}
-    for item in given:
+    for item in predicted:
         for doubt in doubts(item.prediction, item.name):
             names.setdefault(doubt, {})[item.name] = None
-    every = {item.name for item in given}
+    every = {item.name for item in predicted}
     return [
         doubt if plans.keys() == every else _prefixed(doubt, plans)
         for doubt, plans in names.items()
@@ -370,13 +370,13 @@ def _prefixed(doubt: Line | str, plans: Iterable[str]) -> Line | str:
     return doubt if doubt.style == "red" else replace(doubt, text=f"{where}: {doubt.text}")
 
 
-def _ranked(given: Sequence[PredictedPlan]) -> list[PredictedPlan]:
-    return sorted(given, key=lambda p: p.prediction.iteration_ms)
+def _ranked(plans: Sequence[PredictedPlan]) -> list[PredictedPlan]:
+    return sorted(plans, key=lambda p: p.prediction.iteration_ms)
 
 
-def side_by_side(given: Sequence[PredictedPlan]) -> list[Block]:
+def side_by_side(plans: Sequence[PredictedPlan]) -> list[Block]:
     """A row per plan, best first, and where the time of each goes."""
-    ranked = _ranked(given)
+    ranked = _ranked(plans)
     best = ranked[0].prediction.iteration_ms
     rows = [
         (
@@ -399,11 +399,13 @@ def side_by_side(given: Sequence[PredictedPlan]) -> list[Block]:
         if any(parts):
             by_phase.append((phase_words(phase), *(number(v) if v else "" for v in parts)))
     by_phase.append(("iteration", *(number(item.prediction.iteration_ms) for item in shown)))
-    some = f"; the {MAX_COLUMNS} fastest" if len(shown) < len(ranked) else ""
+    excerpt = f"; the {MAX_COLUMNS} fastest" if len(shown) < len(ranked) else ""
     return [
         Heading("Plans", "predicted iteration time, best first"),
         Grid(columns, rows, strong=0, name="plans"),
-        Heading("Where the time goes", f"ms on the critical path; plans as numbered above{some}"),
+        Heading(
+            "Where the time goes", f"ms on the critical path; plans as numbered above{excerpt}"
+        ),
         Grid(["<phase", *(f">#{i}" for i in range(1, len(shown) + 1))], by_phase),
     ]
 
@@ -435,6 +437,7 @@ def setting_facts(setting: Setting) -> Grid:
         (
             "batch",
             f"{batch:,} per {word}, {batch * world:,} in total; {workload.train_pipeline} pipeline"
+            f"{'' if workload.training else ', inference'}"
             f"{_dense_words(workload)}",
         ),
     ]
@@ -451,7 +454,7 @@ def _kind_words(setting: Setting) -> str:
 
 def _network_words(topology: Topology) -> str:
     """Levels of the network that cost something beyond the NICs."""
-    found = []
+    words = []
     for level in topology.network:
         facts = []
         if level.oversubscription > 1:
@@ -461,12 +464,12 @@ def _network_words(topology: Topology) -> str:
         if level.latency_us:
             facts.append(f"+{level.latency_us:g} us")
         if facts:
-            found.append(f"; {level.name} joins {level.parts} parts, {', '.join(facts)}")
-    return "".join(found)
+            words.append(f"; {level.name} joins {level.parts} parts, {', '.join(facts)}")
+    return "".join(words)
 
 
 def _copies_words(setting: Setting) -> str:
-    """How ranks form groups, and how often their copies meet."""
+    """Say how ranks form groups, and how often their copies are averaged."""
     groups, world = setting.workload.replica_groups, setting.installed.world_size
     assert groups is not None
     if groups.count(world) == 1:
@@ -484,7 +487,7 @@ def _copies_words(setting: Setting) -> str:
 
 
 def _dense_words(workload: Workload) -> str:
-    """Where the dense part is from, if not from the layers in the model file."""
+    """Say where the dense part is from, if not from the layers in the model file."""
     dense = workload.dense
     if isinstance(dense, DenseArch):
         return ""
@@ -496,11 +499,11 @@ def _dense_words(workload: Workload) -> str:
 
 
 def _memory_words(setting: Setting) -> str:
-    installed, left = setting.installed, setting.topology
+    installed, for_tables = setting.installed, setting.topology
     kind = "HBM" if setting.hardware.device == "cuda" else "memory"
     if any(installed.hbm_cap_bytes):
         return (
-            f"{gib_number(min(left.hbm_cap_bytes))} of "
+            f"{gib_number(min(for_tables.hbm_cap_bytes))} of "
             f"{gib_number(min(installed.hbm_cap_bytes))} GiB {kind} for tables"
         )
-    return f"{gib_number(min(left.ddr_cap_bytes))} GiB host memory for tables"
+    return f"{gib_number(min(for_tables.ddr_cap_bytes))} GiB host memory for tables"

@@ -1,4 +1,4 @@
-"""What a search or a reading of data is doing, on stderr, while it runs."""
+"""Progress of a search or of a reading of data, on stderr."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardopt.report.console import EscapingConsole
 
 
 class LineProgress:
-    """What is being done, in one line on stderr; nothing when off or piped away."""
+    """Progress in one line on stderr; nothing when off or piped away."""
 
     def __init__(self, starting: str, *further: ProgressColumn, on: bool) -> None:
         console = EscapingConsole(stderr=True)
@@ -44,7 +44,7 @@ class LineProgress:
         sys.stderr.flush()
 
     def reading(self, path: Path, samples: int) -> None:
-        """Which file is read, and the samples so far, over all files."""
+        """Show the file that is read, and the samples so far, over all files."""
         self._progress.update(self._task, description=f"reading {path.name}: {samples:,} samples")
 
     def replaying(self, done: int, total: int, left_s: float) -> None:

@@ -24,7 +24,7 @@ HOT_SHOWN = 3
 SCHEMA = "shardopt.stats/1"
 
 
-def stats_view(found: Sequence[FeatureStats], file: Path | None, notes: Sequence[str]) -> View:
+def stats_view(features: Sequence[FeatureStats], file: Path | None, notes: Sequence[str]) -> View:
     """A table of features, the hottest rows, and the lines for model.yaml.
 
     Keys of a feature: ``name``, ``rows`` (and ``rows_given``), ``samples``, ``ids``,
@@ -38,17 +38,17 @@ def stats_view(found: Sequence[FeatureStats], file: Path | None, notes: Sequence
     columns = ["~feature", ">rows", ">ids/sample", ">empty", ">distinct ids"]
     columns += [">Zipf alpha", ">Zipf q", ">error", ">KS", ">hottest"]
     report: list[Block] = [
-        Heading("Features", f"{found[0].samples:,} samples"),
-        Grid(columns, [_cells(feature) for feature in found]),
-        *_explained(found),
+        Heading("Features", f"{features[0].samples:,} samples"),
+        Grid(columns, [_cells(feature) for feature in features]),
+        *_explained(features),
     ]
     if file is not None:
         report.append(Heading("For model.yaml"))
         # broken over lines they could not be pasted
-        seen = [feature for feature in found if feature.seen is not None]
-        report += [Line(f"  - {yaml_line(feature, file)}", wraps=False) for feature in seen]
-    data = {"schema": SCHEMA, "features": [_object(feature) for feature in found]}
-    return View(data, report, [_short(feature) for feature in found], notes)
+        with_ids = [feature for feature in features if feature.seen is not None]
+        report += [Line(f"  - {yaml_line(feature, file)}", wraps=False) for feature in with_ids]
+    data = {"schema": SCHEMA, "features": [_object(feature) for feature in features]}
+    return View(data, report, [_short(feature) for feature in features], notes)
 
 
 def _short(feature: FeatureStats) -> str:
@@ -71,9 +71,9 @@ class WindowStats:
 
 
 def windows_view(
-    found: Sequence[WindowStats], drift: Sequence[Drift], notes: Sequence[str]
+    stats: Sequence[WindowStats], drift: Sequence[Drift], notes: Sequence[str]
 ) -> View:
-    """How the features move from window to window.
+    """Show how the features move from window to window.
 
     Keys:
         ``windows``: ``name``, ``start`` (Unix seconds), ``file`` (null where none was written) and
@@ -82,36 +82,39 @@ def windows_view(
     """
     moves = [
         (
-            of,
-            f"{relative_change(of.pooling_factors):.1%}",
-            f"{relative_change(of.distinct_rows):.1%}",
+            moved,
+            f"{relative_change(moved.pooling_factors):.1%}",
+            f"{relative_change(moved.distinct_rows):.1%}",
         )
-        for of in drift
+        for moved in drift
     ]
     rows = [
         (
-            of.feature,
-            str(of.windows),
-            _range(of.pooling_factors),
+            moved.feature,
+            str(moved.windows),
+            _range(moved.pooling_factors),
             pooling,
-            _range(of.distinct_rows),
+            _range(moved.distinct_rows),
             distinct,
-            f"{of.hot_lost:.1%}",
+            f"{moved.hot_lost:.1%}",
         )
-        for of, pooling, distinct in moves
+        for moved, pooling, distinct in moves
     ]
     columns = ["~feature", ">windows", ">ids/sample", ">change", ">distinct", ">change"]
     report: list[Block] = [
-        Heading("Windows", f"{len(found)}, from {found[0].name} to {found[-1].name}"),
+        Heading(
+            "Windows",
+            f"{len(stats)}, from {stats[0].name} to {stats[-1].name}",
+        ),
         Grid([*columns, ">hot rows lost"], rows),
         "Changes are means from one window to the next. Distinct rows are those among as many ids "
         f"as the smallest window has. Hot rows are the hottest {HOT_SHARE:.0%} of a window's; lost "
         "is the share of their ids that fall on other rows in the next window.",
     ]
     short = [
-        f"{of.feature}: a window moves ids per sample {pooling}, distinct rows {distinct}, hot "
-        f"rows {of.hot_lost:.1%}"
-        for of, pooling, distinct in moves
+        f"{moved.feature}: a window moves ids per sample {pooling}, distinct rows {distinct}, hot "
+        f"rows {moved.hot_lost:.1%}"
+        for moved, pooling, distinct in moves
     ]
     windows = [
         {
@@ -120,9 +123,13 @@ def windows_view(
             "file": None if window.file is None else str(window.file),
             "features": [_object(feature) for feature in window.features],
         }
-        for window in found
+        for window in stats
     ]
-    data = {"schema": SCHEMA, "windows": windows, "drift": [asdict(of) for of in drift]}
+    data = {
+        "schema": SCHEMA,
+        "windows": windows,
+        "drift": [asdict(moved) for moved in drift],
+    }
     return View(data, report, short, notes)
 
 
@@ -136,25 +143,25 @@ def _object(feature: FeatureStats) -> dict[str, Any]:
         *("name", "rows", "rows_given", "samples", "ids"),
         *("pooling_factor", "empty_share", *LENGTHS),
     )
-    found = {name: getattr(feature, name) for name in names}
-    return found if feature.seen is None else {**found, **_seen(feature.seen, feature.ids)}
+    values = {name: getattr(feature, name) for name in names}
+    return values if feature.seen is None else {**values, **_seen(feature.seen, feature.ids)}
 
 
-def _seen(seen: IdStatistics, ids: int) -> dict[str, Any]:
+def _seen(statistics: IdStatistics, ids: int) -> dict[str, Any]:
     return {
-        "exact": seen.exact,
-        "distinct": float(seen.distinct[-1]),
-        "curve": {"draws": seen.draws.tolist(), "distinct": seen.distinct.tolist()},
-        "curve_error": seen.curve_error,
-        "zipf": None if seen.fit is None else asdict(seen.fit),
-        "reuse_histogram": {"lookups": ids, "fractions": list(seen.reuse_fractions)},
-        "hottest": [asdict(row) for row in seen.hottest],
+        "exact": statistics.exact,
+        "distinct": float(statistics.distinct[-1]),
+        "curve": {"draws": statistics.draws.tolist(), "distinct": statistics.distinct.tolist()},
+        "curve_error": statistics.curve_error,
+        "zipf": None if statistics.fit is None else asdict(statistics.fit),
+        "reuse_histogram": {"lookups": ids, "fractions": list(statistics.reuse_fractions)},
+        "hottest": [asdict(row) for row in statistics.hottest],
     }
 
 
 def _cells(feature: FeatureStats) -> list[str]:
-    seen = feature.seen
-    fit = seen.fit if seen else None
+    statistics = feature.seen
+    fit = statistics.fit if statistics else None
     skew = ["-"] * 4
     if fit is not None:
         skew = [f"{fit.alpha:.3f}", f"{fit.q:.3g}", f"{fit.distinct_error:.1%}", f"{fit.ks:.3f}"]
@@ -165,7 +172,7 @@ def _cells(feature: FeatureStats) -> list[str]:
         f"{feature.empty_share:.1%}",
         _distinct(feature),
         *skew,
-        f"{seen.hottest[0].share:.2%}" if seen and seen.hottest else "-",
+        f"{statistics.hottest[0].share:.2%}" if statistics and statistics.hottest else "-",
     ]
 
 
@@ -175,26 +182,26 @@ def _distinct(feature: FeatureStats) -> str:
     return f"{'' if feature.seen.exact else '~'}{feature.seen.distinct[-1]:,.0f}"
 
 
-def _explained(found: Sequence[FeatureStats]) -> list[Block]:
-    seen = {feature.name: feature.seen for feature in found if feature.seen is not None}
-    poor = [name for name, s in seen.items() if s.fit and s.fit.distinct_error > POOR_FIT]
+def _explained(features: Sequence[FeatureStats]) -> list[Block]:
+    by_feature = {feature.name: feature.seen for feature in features if feature.seen is not None}
+    poor = [name for name, s in by_feature.items() if s.fit and s.fit.distinct_error > POOR_FIT]
     lines: list[Block] = []
     if poor:
         lines.append(warning(f"No Zipf distribution fits {', '.join(poor)} well: use the file."))
-    if any(of.fit for of in seen.values()):
+    if any(statistics.fit for statistics in by_feature.values()):
         lines.append(
             "Zipf: the k-th most frequent id has a probability proportional to (k + q)^-alpha; a "
             "larger alpha is more skewed, a larger q flattens the head. error: of the number of "
             "distinct ids that the fit gives. KS: the largest difference between its cumulative "
             "distribution and the data's (0: none)."
         )
-    if any(not feature.rows_given for feature in found):
+    if any(not feature.rows_given for feature in features):
         lines.append(
             "Rows are the largest id plus one where neither table rows nor a model are given."
         )
-    if any(not s.exact for s in seen.values()):
+    if any(not s.exact for s in by_feature.values()):
         lines.append("~ marks estimates: more distinct ids than are counted exactly.")
-    for name, s in seen.items():
+    for name, s in by_feature.items():
         if s.hottest:
             rows = ", ".join(f"{row.id} ({row.share:.2%})" for row in s.hottest[:HOT_SHOWN])
             lines.append(Line(f"  hottest rows of {name}: {rows}", "dim"))

@@ -49,11 +49,11 @@ _WORDS = {
 
 
 def trace_view(
-    found: TraceSet,
+    trace_set: TraceSet,
     simulated: SimulatedTrace | None,
     notes: Sequence[str],
 ) -> View:
-    """What was read.
+    """Return all forms of what traces hold.
 
     Args:
         simulated: the prediction of its steps; None where there is none.
@@ -73,9 +73,9 @@ def trace_view(
             innermost ops, and ``collectives``.
         notes: what was missing and what was done instead.
     """
-    traces = found.traces
+    traces = trace_set.traces
     measured = [step for trace in traces for step in breakdown(trace)]
-    replayed = {_name(found, s): s for s in (simulated.steps if simulated is not None else ())}
+    replayed = {_name(trace_set, s): s for s in (simulated.steps if simulated is not None else ())}
     steps = [_step_object(step, replayed.get((step.rank, step.step))) for step in measured]
     parts = mean_parts(measured) if measured else {}
     kernels = top_kernels(traces, MAX_KERNELS)
@@ -84,7 +84,7 @@ def trace_view(
         replace(segment, rank=traces[segment.rank].rank)
         for segment in (simulated.critical_path if simulated is not None else ())
     ]
-    told = _notes(found, simulated)
+    all_notes = _notes(trace_set, simulated)
     data: dict[str, Any] = {
         "device": _device(traces),
         "steps": steps,
@@ -102,8 +102,8 @@ def trace_view(
             picked(kernel, "name", "count", "total_ms", "collective") for kernel in kernels
         ],
         "critical_path": path_object(path),
-        "executions": [_execution_object(execution) for execution in found.executions],
-        "notes": told,
+        "executions": [_execution_object(execution) for execution in trace_set.executions],
+        "notes": all_notes,
     }
     brief = "no steps: execution traces record no times"
     if steps:
@@ -124,26 +124,26 @@ def trace_view(
         report += _path(path)
     else:
         report = ["", NO_TIMES, *_executions(data["executions"])]
-    return View(data, report, [brief], [*told, *notes])
+    return View(data, report, [brief], [*all_notes, *notes])
 
 
-def _name(found: TraceSet, step: SimulatedStep) -> tuple[int, str]:
-    trace = next(trace for trace in found.traces if trace.rank == step.rank)
+def _name(trace_set: TraceSet, step: SimulatedStep) -> tuple[int, str]:
+    trace = next(trace for trace in trace_set.traces if trace.rank == step.rank)
     return step.rank, trace.steps[step.step].name
 
 
-def _notes(found: TraceSet, simulated: SimulatedTrace | None) -> list[str]:
-    """What the user should know, each once, with the ranks it holds for."""
-    known = {note for trace in found.traces for note in trace.notes}
-    predicted = [n for n in (simulated.notes if simulated else ()) if n not in known]
-    sources: list[RankTrace | ExecutionTrace] = [*found.traces, *found.executions]
+def _notes(trace_set: TraceSet, simulated: SimulatedTrace | None) -> list[str]:
+    """List the notes for the user, each once, with the ranks it holds for."""
+    of_traces = {note for trace in trace_set.traces for note in trace.notes}
+    predicted = [n for n in (simulated.notes if simulated else ()) if n not in of_traces]
+    sources: list[RankTrace | ExecutionTrace] = [*trace_set.traces, *trace_set.executions]
     ranks: dict[str, list[int]] = defaultdict(list)
     for source in sources:
         for note in source.notes:
             ranks[note].append(source.rank)
     alone = len({source.rank for source in sources}) == 1
-    notes = [note if alone else f"rank {ranks_text(of)}: {note}" for note, of in ranks.items()]
-    return [*notes, *found.notes, *predicted]
+    notes = [note if alone else f"rank {ranks_text(at)}: {note}" for note, at in ranks.items()]
+    return [*notes, *trace_set.notes, *predicted]
 
 
 def _device(traces: Iterable[RankTrace]) -> str | None:
@@ -172,13 +172,13 @@ def _execution_object(execution: ExecutionTrace) -> dict[str, Any]:
 
 def _what_was_read(traces: Sequence[RankTrace]) -> str:
     sizes = {trace.world_size for trace in traces if trace.world_size is not None}
-    of = f" of {max(sizes)}" if sizes else ""
+    of_world = f" of {max(sizes)}" if sizes else ""
     device = _device(traces)
     counts = {len(trace.steps) for trace in traces}
     each = "each" if len(traces) > 1 and len(counts) == 1 else "in all"
     steps = max(counts) if each == "each" else sum(len(trace.steps) for trace in traces)
     return (
-        f"Rank{'s' if len(traces) > 1 else ''} {ranks_text(t.rank for t in traces)}{of}"
+        f"Rank{'s' if len(traces) > 1 else ''} {ranks_text(t.rank for t in traces)}{of_world}"
         f"{f' on {device}' if device else ''}: {plural(steps, 'step')}"
         f"{f' {each}' if len(traces) > 1 else ''}, "
         f"{sum(len(t.device) for t in traces):,} device events and "
@@ -238,14 +238,14 @@ def _show_steps(steps: Sequence[Mapping[str, Any]]) -> list[Block]:
         ">measured ms",
         *([">predicted ms", ">error"] if predicted else []),
     ]
-    found: list[Block] = [
+    blocks: list[Block] = [
         Heading("Steps", "from one step marker to the next"),
         Grid([*columns, "<where the time goes"], rows),
         Legend(_WORDS),
     ]
     if len(longest) < len(steps):
-        found.append(Line(f"The {len(longest)} longest of {len(steps)} steps are shown.", "dim"))
-    return found
+        blocks.append(Line(f"The {len(longest)} longest of {len(steps)} steps are shown.", "dim"))
+    return blocks
 
 
 def _against(step: Mapping[str, Any]) -> tuple[str, str]:
@@ -270,14 +270,14 @@ def _path(path: Sequence[Segment]) -> list[Block]:
 def _executions(objects: Sequence[Mapping[str, Any]]) -> list[Block]:
     rows = [
         (
-            str(of["rank"]),
-            of["schema"],
-            f"{sum(of['ops'].values()):,}",
-            format_bytes(of["input_bytes"]),
-            str(len(of["collectives"])),
-            format_bytes(sum(c["size_bytes"] or 0 for c in of["collectives"])),
+            str(execution["rank"]),
+            execution["schema"],
+            f"{sum(execution['ops'].values()):,}",
+            format_bytes(execution["input_bytes"]),
+            str(len(execution["collectives"])),
+            format_bytes(sum(c["size_bytes"] or 0 for c in execution["collectives"])),
         )
-        for of in objects
+        for execution in objects
     ]
     columns = [">rank", "<schema", ">ops", ">op inputs", ">collectives", ">bytes sent"]
     return [Heading("Execution traces"), Grid(columns, rows)]

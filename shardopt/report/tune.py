@@ -54,7 +54,7 @@ class TuneReport:
 
     @property
     def goals(self) -> Sequence[Goal]:
-        """What was minimised."""
+        """Minimised quantities."""
         return self.tuning.goals
 
     @property
@@ -76,7 +76,7 @@ class TuneReport:
 
 
 def tune_view(report: TuneReport, end: Sequence[str]) -> View:
-    """What was tried, the best setting, its plan.
+    """Show the trials, the best setting and its plan.
 
     Args:
         end: as of `plan_view`.
@@ -100,19 +100,19 @@ def tune_view(report: TuneReport, end: Sequence[str]) -> View:
 
 def _trials(report: TuneReport) -> list[Block]:
     """The best trials searched and the one as given, then how many there were."""
-    given = report.as_given()
+    as_given = report.as_given()
     searched = [t for t in report.tuned.trials if t.values is not None]
     shown = sorted(searched, key=lambda t: (t.values, t.number))[:MAX_SHOWN]
-    if given is not None and given not in shown:
-        shown.append(given)
+    if as_given is not None and as_given not in shown:
+        shown.append(as_given)
     rows = []
     members = {m.trial.number: m for m in reversed(report.members)}
     for trial in shown:
         values, ms = trial.values, trial.iteration_ms
         member = members.get(trial.number)
-        if member is not None:  # what is said of the best setting below is said here, too
+        if member is not None:  # the figures of the best setting below
             values, ms = member.values, member.result.best.iteration_ms
-        marks = ["as given"] * (trial is given) + ["searched again"] * (member is not None)
+        marks = ["as given"] * (trial is as_given) + ["searched again"] * (member is not None)
         name = f"{trial.number}{' (' + ', '.join(marks) + ')' if marks else ''}"
         rows.append([name, *_cells(report, trial.setting, values or (), ms or 0.0)])
     best = f"a quick search of each setting, best {WORDS[report.goals[0].name]} first"
@@ -166,10 +166,10 @@ def _front(report: TuneReport) -> list[Block]:
     rows = [
         [
             str(place),
-            str(one.trial.number),
-            *_cells(report, one.trial.setting, one.values, one.result.best.iteration_ms),
+            str(member.trial.number),
+            *_cells(report, member.trial.setting, member.values, member.result.best.iteration_ms),
         ]
-        for place, one in enumerate(report.members, start=1)
+        for place, member in enumerate(report.members, start=1)
     ]
     title = Heading("Pareto front", f"no setting found is better than these in {names}")
     return [title, _grid(report, ["<", "<trial"], rows)]
@@ -180,39 +180,43 @@ def _best(report: TuneReport) -> list[Block]:
     by = f" by {WORDS[report.goals[0].name]}" if len(report.members) > 1 else ""
     name = "Only setting tried" if report.tried == 1 else f"Best setting{by}"
     lines = change_lines(report.tuning.case, best.trial.setting)
-    found: list[Block] = [
+    blocks: list[Block] = [
         Heading(name, _words(best.trial.setting)),
         *(f"  - {text}" for text in lines),
     ]
-    left = _not_tried(report)
-    if not lines and not left:
-        found.append("Nothing to change: the model and the machine as given are best.")
+    not_tried = _not_tried(report)
+    if not lines and not not_tried:
+        blocks.append("Nothing to change: the model and the machine as given are best.")
     elif not lines:
-        found.append("No setting that was tried is better than the model and the machine as given.")
-    found += left
+        blocks.append(
+            "No setting that was tried is better than the model and the machine as given."
+        )
+    blocks += not_tried
     if lines:
-        found += filter(None, [_undone(report.tuning.undone(best))])
+        blocks += filter(None, [_undone(report.tuning.undone(best))])
     gain = _gain(report)
-    return [*found, *([f"This takes {gain.removeprefix(', ')}."] if gain else [])]
+    return [*blocks, *([f"This takes {gain.removeprefix(', ')}."] if gain else [])]
 
 
 def _not_tried(report: TuneReport) -> list[str]:
     """The number of settings that no trial was for, and the values that none had."""
-    left = report.tuning.grid.size - report.tried
-    if left <= 0:
+    untried = report.tuning.grid.size - report.tried
+    if untried <= 0:
         return []
     tried = [trial.setting for trial in report.tuned.trials if trial.state in TRIED]
     values = {
-        name: [str(value) for value in values if all(one[name] != value for one in tried)]
+        name: [str(value) for value in values if all(setting[name] != value for setting in tried)]
         for name, values in report.tuning.grid.values.items()
     }
-    missing = [f"{n.replace('_', ' ')} {', '.join(some)}" for n, some in values.items() if some]
-    words = f"{left:,} of {plural(report.tuning.grid.size, 'setting')} were not tried"
+    missing = [
+        f"{n.replace('_', ' ')} {', '.join(unused)}" for n, unused in values.items() if unused
+    ]
+    words = f"{untried:,} of {plural(report.tuning.grid.size, 'setting')} were not tried"
     return [words + (f"; no trial had {'; '.join(missing)}." if missing else ".")]
 
 
 def _undone(undone: Mapping[str, float]) -> str:
-    """What each change is worth by itself: one that gains nothing is not worth making."""
+    """Say what each change is worth by itself: one that gains nothing is not worth making."""
     if not undone:
         return ""
     parts = [
@@ -225,11 +229,15 @@ def _undone(undone: Mapping[str, float]) -> str:
 
 
 def _gain(report: TuneReport) -> str:
-    """How much better than as given, by the first goal."""
-    given, goal = report.as_given(), report.goals[0]
-    if given is None or given.values is None or given.number == report.members[0].trial.number:
+    """Say how much better the best setting is than the given one, by the first goal."""
+    as_given, goal = report.as_given(), report.goals[0]
+    if (
+        as_given is None
+        or as_given.values is None
+        or as_given.number == report.members[0].trial.number
+    ):
         return ""
-    less = 1 - report.members[0].values[0] / given.values[0]
+    less = 1 - report.members[0].values[0] / as_given.values[0]
     return (
         f", {percent(less)} less {WORDS[goal.name]} than the setting as given" if less > 0 else ""
     )

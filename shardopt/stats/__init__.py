@@ -1,1 +1,1 @@
-"""How the ids of a data sample spread over the rows: what `shardopt stats` counts and estimates."""
+"""Pooling factors and index distributions of a data sample, as `shardopt stats` estimates them."""

@@ -1,4 +1,4 @@
-"""Reads data files into counts: features, windows of time, a state that survives being killed."""
+"""Counts the ids of data files by feature and window of time, with checkpoints."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shardopt.stats.readers import CHUNK_ROWS, Chunk, DataFormat, Source, open_s
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MOST_WINDOWS = 1000
-"""Each has counts of its own, with up to `collect.MAX_IDS` ids a feature."""
+"""Most windows of time; each has its own counts, of up to `MAX_IDS` ids a feature."""
 _WORDS = re.compile(r"(?P<column>.+)=(?P<count>[1-9]\d{0,5})(?P<unit>[smhdw])", re.ASCII)
 
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """How samples are divided by time.
+    """Division of samples by time.
 
     Args:
-        column: says when a sample was.
+        column: time of a sample.
         seconds: length of a window; windows are counted from 1970-01-01, 00:00 UTC.
     """
 
@@ -38,22 +38,22 @@ class TimeWindow:
 
     @classmethod
     def parse(cls, text: str) -> TimeWindow:
-        """A window written as ``COLUMN=1d``.
+        """Read a window written as ``COLUMN=1d``.
 
         Raises:
-            InputError: it is not written so.
+            InputError: the text has another form.
         """
-        found = _WORDS.fullmatch(text)
-        if found is None:
+        match = _WORDS.fullmatch(text)
+        if match is None:
             raise InputError(
                 f"got the window '{text}'; allowed: COLUMN=LENGTH, where LENGTH is a whole number "
                 f"and one of {', '.join(UNITS)}, such as timestamp=1d",
                 inputs=("window",),
             )
-        return cls(found["column"], int(found["count"]) * UNITS[found["unit"]])
+        return cls(match["column"], int(match["count"]) * UNITS[match["unit"]])
 
     def split(self, chunk: Chunk) -> Iterator[tuple[int, Chunk]]:
-        """The samples of each window that has some, with the window's start in Unix seconds.
+        """Yield the samples of each window that has some, with its start in Unix seconds.
 
         Raises:
             InputError: a time lies outside the years 1 to 9999.
@@ -70,18 +70,18 @@ class TimeWindow:
                     inputs=("window",),
                 ) from None
             inside = starts == start
-            bags = {name: _part(of, inside) for name, of in chunk.bags.items()}
+            bags = {name: _part(own, inside) for name, own in chunk.bags.items()}
             yield int(start), Chunk(chunk.first, chunk.unit, bags)
 
     def name(self, start: int) -> str:
-        """A window's name in files: its day, with the time where windows are shorter."""
+        """Name a window in files: its day, with the time where windows are shorter."""
         at = datetime.fromtimestamp(start, UTC)
         whole_days = self.seconds % UNITS["d"] == 0
         return at.strftime("%Y-%m-%d" if whole_days else "%Y-%m-%dT%H-%M-%S")
 
 
 def _part(bags: Bags, inside: np.ndarray) -> Bags:
-    """The bags of some samples, ``inside [samples]``."""
+    """Select the bags of some samples, ``inside [samples]``."""
     if bags.lengths is None:
         return Bags(bags.ids[inside])
     return Bags(bags.ids[np.repeat(inside, bags.lengths)], bags.lengths[inside])
@@ -91,10 +91,10 @@ CHECKPOINT_CHUNKS = 32
 """Chunks between two checkpoints."""
 MAX_IDS = 2**20
 MOST_CHECKPOINT = 2**30
-"""Bytes of a checkpoint: a hundred features with `MAX_IDS` ids each."""
+"""Most bytes of a checkpoint: a hundred features with `MAX_IDS` ids each."""
 SCHEMA = "shardopt.stats-checkpoint/3"
 WHOLE = 0
-"""The one window of data that time does not divide."""
+"""Key of the single window of data that is not divided by time."""
 
 OnChunk = Callable[[Path, int], None]
 Windows = dict[int, dict[str, FeatureCounts]]
@@ -103,16 +103,17 @@ Windows = dict[int, dict[str, FeatureCounts]]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read and how.
+    """Features to read, rows of their tables, and the way of reading.
 
     Args:
-        features: to count; None for those of ``rows`` that the first file has, or else all of it.
-        rows: of each feature's table, or of every table; None where nothing limits the ids.
+        features: to count; None: the features of ``rows`` that the first file has, or else all of
+            the file.
+        rows: of each feature's table, or of every table; None: ids have no limit.
         modulo: take ids modulo the rows, as hashing does.
         max_ids: distinct ids of a feature that are counted exactly, >= 1.
         chunk_rows: samples read at once, >= 1.
-        data_format: None if the file names tell.
-        window: of time, whose samples are counted by themselves; None counts all together.
+        data_format: None: by the file names.
+        window: windows of time to count separately; None counts all samples together.
     """
 
     features: tuple[str, ...] | None = None
@@ -124,7 +125,7 @@ class ReadOptions:
     window: TimeWindow | None = None
 
     def rows_of(self, feature: str) -> int | None:
-        """Rows of a feature's table, if given."""
+        """Return the rows of a feature's table, if given."""
         return self.rows[feature] if isinstance(self.rows, Mapping) else self.rows
 
 
@@ -140,31 +141,31 @@ def collect(
 
     Args:
         paths: data files, read in this order.
-        checkpoint: where the state is saved after every ``every`` chunks; if it is there, reading
+        checkpoint: file for the state, saved after every ``every`` chunks; if it exists, reading
             goes on from it.
         on_chunk: called after each chunk with its file and the samples so far.
 
     Returns:
         Start of a window of time -> feature -> counts, in order of time; `WHOLE` is the only key
-        where no windows are asked for.
+        without windows.
 
     Raises:
         InputError: data or checkpoint cannot be used; names file, line or row, and feature.
     """
     first = open_source(paths[0], reading.data_format)
-    wanted = _choose_features(paths[0], first, reading)
+    features = _choose_features(paths[0], first, reading)
     counts: Windows = {}
-    key = _key(paths, reading, wanted)
+    key = _key(paths, reading, features)
     done = (0, 0)
     if checkpoint is not None and checkpoint.exists():
-        done, counts = _load(checkpoint, key, wanted)
+        done, counts = _load(checkpoint, key, features)
     since = 0
     time = None if reading.window is None else reading.window.column
     for number, path in enumerate(paths):
         if number < done[0]:
             continue
         source = first if number == 0 else open_source(path, reading.data_format)
-        pick(path, source.features, wanted)
+        pick(path, source.features, features)
         if time is not None and time not in source.times:
             raise InputError(
                 f"{path}: has no column '{time}' of times{did_you_mean(time, source.times)}; it "
@@ -173,9 +174,9 @@ def collect(
             )
         before = _samples(counts)
         skip = done[1] if number == done[0] else 0
-        chunks = source.chunks(wanted, reading.chunk_rows, skip, time)
+        chunks = source.chunks(features, reading.chunk_rows, skip, time)
         for read, chunk in enumerate(chunks, start=skip + 1):
-            _add(counts, path, chunk, reading, wanted)
+            _add(counts, path, chunk, reading, features)
             since += 1
             if checkpoint is not None and since % every == 0:
                 _save(checkpoint, key, (number, read), counts)
@@ -186,7 +187,7 @@ def collect(
 
 
 def _add(
-    counts: Windows, path: Path, chunk: Chunk, reading: ReadOptions, wanted: Sequence[str]
+    counts: Windows, path: Path, chunk: Chunk, reading: ReadOptions, features: Sequence[str]
 ) -> None:
     """Count a chunk in the windows that its samples lie in."""
     bags = {name: _check_ids(path, chunk, name, reading) for name in chunk.bags}
@@ -200,29 +201,29 @@ def _add(
                     "longer ones",
                     inputs=("window",),
                 )
-            counts[start] = {name: FeatureCounts(reading.max_ids) for name in wanted}
-        together = np.sum([of.counts for of in part.bags.values()], axis=0)
-        for name, of in part.bags.items():
-            counts[start][name].add(of, together)
+            counts[start] = {name: FeatureCounts(reading.max_ids) for name in features}
+        together = np.sum([bag.counts for bag in part.bags.values()], axis=0)
+        for name, bag in part.bags.items():
+            counts[start][name].add(bag, together)
 
 
 def _choose_features(path: Path, source: Source, reading: ReadOptions) -> list[str]:
     rows = reading.rows if isinstance(reading.rows, Mapping) else None
     if not source.features:
         raise InputError(f"{path}: has no features with integer ids")
-    wanted = list(dict.fromkeys(reading.features or rows or source.features))
+    features = list(dict.fromkeys(reading.features or rows or source.features))
     if reading.features is None:
-        wanted = [name for name in wanted if name in source.features] or wanted
+        features = [name for name in features if name in source.features] or features
         time = None if reading.window is None else reading.window.column
-        wanted = [name for name in wanted if name != time] or wanted
-    pick(path, source.features, wanted)
-    for name in wanted:
+        features = [name for name in features if name != time] or features
+    pick(path, source.features, features)
+    for name in features:
         if rows is not None and name not in rows:
             raise InputError(
                 f"feature '{name}': no rows of its table are given{did_you_mean(name, rows)}; "
                 f"they are for: {', '.join(list(rows)[:30])}"
             )
-    return wanted
+    return features
 
 
 def _samples(counts: Windows) -> int:
@@ -230,7 +231,7 @@ def _samples(counts: Windows) -> int:
 
 
 def _check_ids(path: Path, chunk: Chunk, name: str, reading: ReadOptions) -> Bags:
-    """The bags of a feature, with ids that its table has."""
+    """Return the bags of a feature after checking that its table has the ids."""
     bags, rows = chunk.bags[name], reading.rows_of(name)
     if reading.modulo and rows is not None:
         return Bags(bags.ids % rows, bags.lengths)
@@ -249,10 +250,10 @@ def _check_ids(path: Path, chunk: Chunk, name: str, reading: ReadOptions) -> Bag
     )
 
 
-def _key(paths: Sequence[Path], reading: ReadOptions, wanted: Sequence[str]) -> str:
-    """What a checkpoint must have been made from."""
+def _key(paths: Sequence[Path], reading: ReadOptions, features: Sequence[str]) -> str:
+    """Return the key that ties a checkpoint to its files and options."""
     files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-    rows = {name: reading.rows_of(name) for name in wanted}
+    rows = {name: reading.rows_of(name) for name in features}
     window = None if reading.window is None else [reading.window.column, reading.window.seconds]
     return json.dumps(
         [SCHEMA, files, rows, reading.modulo, reading.max_ids, reading.chunk_rows, window]
@@ -263,15 +264,15 @@ def _save(path: Path, key: str, done: tuple[int, int], counts: Windows) -> None:
     arrays = {"key": np.array(key), "done": np.array(done, dtype=np.int64)}
     arrays["windows"] = np.array(list(counts), dtype=np.int64)
     for start, features in counts.items():
-        for number, found in enumerate(features.values()):
+        for number, feature_counts in enumerate(features.values()):
             mine = f"{start}.{number}"
-            arrays |= {f"{mine}.{name}": value for name, value in found.state().items()}
+            arrays |= {f"{mine}.{name}": value for name, value in feature_counts.state().items()}
     with atomic_open(path, update=True) as stream:
         np.savez(stream, allow_pickle=False, **arrays)
 
 
-def _load(path: Path, key: str, wanted: Sequence[str]) -> tuple[tuple[int, int], Windows]:
-    """Files and chunks that are done, and what was counted in them."""
+def _load(path: Path, key: str, features: Sequence[str]) -> tuple[tuple[int, int], Windows]:
+    """Load the number of files and chunks done, and their counts."""
     try:
         arrays = load_arrays(path, MOST_CHECKPOINT)
     except (OSError, *BROKEN) as error:
@@ -284,13 +285,13 @@ def _load(path: Path, key: str, wanted: Sequence[str]) -> tuple[tuple[int, int],
     counts: Windows = {}
     states = defaultdict[str, dict[str, np.ndarray]](dict)
     for name, array in arrays.items():
-        mine, _, what = name.rpartition(".")
-        states[mine][what] = array
+        mine, _, field = name.rpartition(".")
+        states[mine][field] = array
     try:
         for start in map(int, arrays["windows"]):
             counts[start] = {
                 name: FeatureCounts.of_state(states[f"{start}.{number}"])
-                for number, name in enumerate(wanted)
+                for number, name in enumerate(features)
             }
         return (int(arrays["done"][0]), int(arrays["done"][1])), counts
     except (TypeError, ValueError, LookupError) as error:

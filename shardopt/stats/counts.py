@@ -1,7 +1,7 @@
-"""What is counted of one feature while its data stream by, in bounded memory, and how it is saved.
+"""Counts of one feature from a stream of data, in bounded memory.
 
-Ids come in any order and in chunks of any size. What is kept are exact counts of a sample of the
-rows, which depends on neither, and the hottest rows.
+Ids come in any order and in chunks of any size. The counts are exact ones of a sample of the rows,
+independent of order and chunks, and those of the hottest rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardopt.stats.spectrum import RANGES, Spectrum
 Ids = NDArray[np.int64]
 
 HOT_CAPACITY = 65536
-"""Rows that `HotRows` follows."""
+"""Most rows that `HotRows` follows."""
 
 
 class IdSample:
@@ -42,14 +42,14 @@ class IdSample:
 
     @property
     def full(self) -> bool:
-        """More rows than the limit; `thin` is due."""
+        """True with more rows than the limit; `thin` is due."""
         return len(self.ids) > self.limit
 
     def add(self, ids: Ids, counts: Ids) -> None:
         """Count ids.
 
         Args:
-            ids, counts: distinct ids, ascending, and how often each occurs, ``[n]``.
+            ids, counts: distinct ids, ascending, and their occurrences, ``[n]``.
         """
         keep = _sampled(ids, self.level)
         self.ids, (self.counts,) = _merge(self.ids, (self.counts,), ids[keep], (counts[keep],))
@@ -63,12 +63,12 @@ class IdSample:
 
 
 class HotRows:
-    """The hottest rows of a stream (Misra and Gries 1982; merged by chunks as in Agarwal et al.
-    2012, "Mergeable summaries").
+    """The hottest rows of a stream.
 
-    ``counts <= true <= counts + slack`` for every row that is followed; a row that is not occurs at
-    most ``floor`` times, and ``floor <= ids / (capacity + 1)``. A row that was followed from its
-    first occurrence on has no slack.
+    The algorithm is that of Misra and Gries 1982, merged by chunks as in Agarwal et al. 2012,
+    "Mergeable summaries". ``counts <= true <= counts + slack`` for every followed row. Any other
+    row occurs at most ``floor`` times, and ``floor <= ids / (capacity + 1)``. A row that was
+    followed from its first occurrence on has no slack.
     """
 
     def __init__(self, capacity: int = HOT_CAPACITY) -> None:
@@ -81,7 +81,7 @@ class HotRows:
     def add(self, ids: Ids, counts: Ids) -> None:
         """Count distinct ids, ascending, ``[n]``."""
         missed = np.full(len(ids), self.floor, dtype=np.int64)
-        # slack is what a row may have been missed before it is followed: it never grows
+        # slack bounds the occurrences missed before a row is followed, so it never grows
         missed[np.isin(ids, self.ids, assume_unique=True)] = 0
         self.ids, (self.counts, self.slack) = _merge(
             self.ids, (self.counts, self.slack), ids, (counts, missed)
@@ -96,34 +96,36 @@ class HotRows:
 def _merge(
     ids: Ids, values: tuple[Ids, ...], new: Ids, added: tuple[Ids, ...]
 ) -> tuple[Ids, tuple[Ids, ...]]:
-    """Values of the union of two ascending id lists, summed where both have the id."""
+    """Return the values of the union of two ascending id lists, summed for ids in both."""
     at = np.searchsorted(ids, new)
-    known = np.zeros(len(new), dtype=np.bool_)
+    present = np.zeros(len(new), dtype=np.bool_)
     inside = at < len(ids)
-    known[inside] = ids[at[inside]] == new[inside]
+    present[inside] = ids[at[inside]] == new[inside]
     sums = []
     for old, more in zip(values, added, strict=True):
         total = old.copy()
-        total[at[known]] += more[known]
-        sums.append(np.insert(total, at[~known], more[~known]))
-    return np.insert(ids, at[~known], new[~known]), tuple(sums)
+        total[at[present]] += more[present]
+        sums.append(np.insert(total, at[~present], more[~present]))
+    return np.insert(ids, at[~present], new[~present]), tuple(sums)
 
 
 def _sampled(ids: Ids, level: int) -> NDArray[np.bool_]:
-    """Whether the hash of an id starts with ``level`` zero bits (mixer of splitmix64, Steele et al.
-    2014)."""
+    """Return True for ids whose hash starts with ``level`` zero bits.
+
+    The hash is the mixer of splitmix64 (Steele et al. 2014).
+    """
     if level == 0:
         return np.ones(len(ids), dtype=np.bool_)
     x = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x = x ^ (x >> np.uint64(31))
-    kept: NDArray[np.bool_] = (x >> np.uint64(64 - level)) == 0
-    return kept
+    sampled: NDArray[np.bool_] = (x >> np.uint64(64 - level)) == 0
+    return sampled
 
 
 SURE = 0.1
-"""A hot row's count is used if at most this share of it is uncertain."""
+"""Largest uncertain share of a hot row's count for the count to be used."""
 HOT_KNOWN = 4096
 """Most hot rows whose own counts replace those of the sample."""
 
@@ -151,7 +153,7 @@ class Bags:
 
 
 def sample_of(at: int, lengths: Ids | None) -> int:
-    """The sample that the ``at``-th id of all lies in, by `Bags.lengths`."""
+    """Return the sample of the ``at``-th id, by `Bags.lengths`."""
     return at if lengths is None else int(np.searchsorted(np.cumsum(lengths), at, side="right"))
 
 
@@ -161,9 +163,9 @@ class FeatureCounts:
 
     Args:
         limit: distinct ids that are counted exactly, >= 1.
-        samples, empty, ids: samples, those without an id, and ids so far.
-        squares: of the ids of each sample, summed.
-        products: of the ids of each sample and those that all features have in it, summed.
+        samples, empty, ids: samples, samples without an id, and ids so far.
+        squares: sum over samples of the squared number of ids.
+        products: sum over samples of the number of ids times that of all features.
         longest: most ids of a sample.
         shift: an id range has ``2^shift`` rows.
     """
@@ -188,7 +190,7 @@ class FeatureCounts:
         """Count some samples; their ids are >= 0.
 
         Args:
-            together: ids of each sample over all features; None: of this one alone.
+            together: ids of each sample over all features; None: of this feature alone.
         """
         lengths = bags.counts
         self.samples += bags.samples
@@ -221,7 +223,7 @@ class FeatureCounts:
         )
 
     def spectrum(self, rows: int) -> Spectrum:
-        """The sample as the estimators take it.
+        """Return the spectrum of the sample for the estimators.
 
         Args:
             rows: of the table, > the largest id.
@@ -242,19 +244,19 @@ class FeatureCounts:
         )
 
     def hottest(self, count: int) -> tuple[Ids, Ids, Ids]:
-        """Ids, how often they occur, and by how much that may be off, hottest first."""
+        """Return ids, their occurrences, and the error bounds of these, hottest first."""
         ids, counts, slack, weights = self._rows()
         sure = np.flatnonzero(weights == 1) if self.hot is not None else np.arange(len(ids))
         best = sure[np.argsort(-counts[sure], kind="stable")][:count]
         return ids[best], counts[best], slack[best]
 
     def hits(self, ids: Ids) -> float:
-        """How many of all ids these rows are; of rows that were not counted exactly, estimated."""
-        known, counts, _, weights = self._rows()
-        return float((counts * weights)[np.isin(known, ids)].sum())
+        """Return the number of ids on these rows; an estimate for rows not counted exactly."""
+        rows, counts, _, weights = self._rows()
+        return float((counts * weights)[np.isin(rows, ids)].sum())
 
     def _rows(self) -> tuple[Ids, Ids, Ids, NDArray[np.float64]]:
-        """Ids, counts, how far the counts may be off, rows that each stands for."""
+        """Return ids, counts, error bounds of the counts, and the rows that each id stands for."""
         sampled, counts = self.sample.ids, self.sample.counts
         zero = np.zeros(len(sampled), dtype=np.int64)
         if self.hot is None:
@@ -272,31 +274,31 @@ class FeatureCounts:
         )
 
     def state(self) -> dict[str, Any]:
-        """Everything counted so far, as arrays."""
+        """Return everything counted so far, as arrays."""
         numbers = [self.limit, self.samples, self.empty, self.ids, self.largest, self.shift]
-        found: dict[str, Any] = {
+        arrays: dict[str, Any] = {
             "numbers": np.array([*numbers, self.sample.level], dtype=np.int64),
             "squares": np.array([self.squares, self.products, self.longest]),
             "range_draws": self.range_draws,
             "sample": np.stack((self.sample.ids, self.sample.counts)),
         }
         if self.hot is not None:
-            found["hot"] = np.stack((self.hot.ids, self.hot.counts, self.hot.slack))
-            found["hot_floor"] = np.array([self.hot.capacity, self.hot.floor], dtype=np.int64)
-        return found
+            arrays["hot"] = np.stack((self.hot.ids, self.hot.counts, self.hot.slack))
+            arrays["hot_floor"] = np.array([self.hot.capacity, self.hot.floor], dtype=np.int64)
+        return arrays
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> FeatureCounts:
         limit, samples, empty, ids, largest, shift, level = map(int, state["numbers"])
         draws = state["range_draws"].astype(np.int64)
         squares, products, longest = map(float, state["squares"])
-        made = cls(
+        feature = cls(
             *(limit, samples, empty, ids, squares, largest, shift, products, int(longest), draws)
         )
-        made.sample.level = level
-        made.sample.ids, made.sample.counts = state["sample"].astype(np.int64)
+        feature.sample.level = level
+        feature.sample.ids, feature.sample.counts = state["sample"].astype(np.int64)
         if "hot" in state:
-            made.hot = HotRows(int(state["hot_floor"][0]))
-            made.hot.floor = int(state["hot_floor"][1])
-            made.hot.ids, made.hot.counts, made.hot.slack = state["hot"].astype(np.int64)
-        return made
+            feature.hot = HotRows(int(state["hot_floor"][0]))
+            feature.hot.floor = int(state["hot_floor"][1])
+            feature.hot.ids, feature.hot.counts, feature.hot.slack = state["hot"].astype(np.int64)
+        return feature

@@ -1,7 +1,7 @@
 """Data files of all formats, read in chunks of samples.
 
-A reader has the names of its sparse features, those of the columns that can say when a sample was,
-and gives chunks of consecutive samples.
+A reader has the names of its sparse features and of the columns that may hold the time of a sample,
+and yields chunks of consecutive samples.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK_ROWS = 65536
 """Samples that are read at once."""
 MOST_FEATURES = 2**16
 MOST_BYTES = 2**30
-"""Of a chunk of samples of one feature."""
+"""Most bytes of one feature in a chunk of samples."""
 MAX_ID = 2**63 - 1
 
 
@@ -75,10 +75,10 @@ class Chunk:
     """Some consecutive samples of a file.
 
     Args:
-        first: where the first of them stands, in ``unit``.
+        first: position of the first sample, in ``unit``.
         unit: ``line`` (counted from 1) or ``row`` (from 0).
         bags: by feature; all have as many samples.
-        times: when the samples were, where that was asked for.
+        times: times of the samples, if requested.
     """
 
     first: int
@@ -92,9 +92,9 @@ class Source(ABC):
 
     Attributes:
         features: names of the sparse features, in the file's order.
-        times: names of the columns that can say when a sample was.
-        unit, first: what its samples are counted in, and the number of the first.
-        damaged: what its library raises where the content is wrong.
+        times: names of the columns that may hold the time of a sample.
+        unit, first: unit in which samples are counted, and the number of the first.
+        damaged: exceptions that its library raises for wrong content.
     """
 
     path: Path
@@ -104,47 +104,49 @@ class Source(ABC):
     damaged: tuple[type[Exception], ...] = ()
 
     def chunks(
-        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
+        self, features: Sequence[str], rows: int, skip: int, time: str | None = None
     ) -> Iterator[Chunk]:
-        """The samples in order.
+        """Yield the samples in order.
 
         Args:
-            wanted: some of ``features``.
+            features: some of ``features``.
             rows: samples of a chunk.
             skip: chunks to leave out at the start.
-            time: which of ``times`` says when the samples were; None where nobody asks.
+            time: the column of ``times`` to read; None: no times.
 
         Raises:
             InputError: names file, line or row, and feature.
         """
-        read = list(dict.fromkeys([*wanted, *filter(None, [time])]))
+        read = list(dict.fromkeys([*features, *filter(None, [time])]))
         first = self.first
         with _errors(self.path, self.damaged):
             for number, (count, part) in enumerate(self._parts(read, rows)):
                 if number >= skip:
-                    bags = {name: self._bags(part, name, first) for name in wanted}
+                    bags = {name: self._bags(part, name, first) for name in features}
                     when = None if time is None else self._when(part, time, first)
                     yield Chunk(first, self.unit, bags, when)
                 first += count
 
     @abstractmethod
     def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
-        """Samples of each chunk, and what `_bags` and `_when` take of it; little is done for one
-        that is left out."""
+        """Yield the samples of each chunk, and the part of it that `_bags` and `_when` read.
+
+        A skipped chunk costs little.
+        """
 
     @abstractmethod
     def _bags(self, part: Any, name: str, first: int) -> Bags:
-        """The ids of a feature; ``first`` is the number of the first sample."""
+        """Return the ids of a feature; ``first`` is the number of the first sample."""
 
     def _when(self, part: Any, name: str, first: int) -> Times:
         raise NotImplementedError
 
 
 def open_source(path: Path, data_format: DataFormat | None) -> Source:
-    """The reader of a file.
+    """Open the reader of a file.
 
     Args:
-        data_format: None if the file's name tells.
+        data_format: None: by the file's name.
 
     Raises:
         InputError: the file is missing, or not of its format.
@@ -166,32 +168,32 @@ def open_source(path: Path, data_format: DataFormat | None) -> Source:
 
 
 def format_of(path: Path) -> DataFormat:
-    """The format of a file by its name.
+    """Return the format of a file by its name.
 
     Raises:
         InputError: the name does not tell it.
     """
     name = Path(path.stem) if path.suffix == ".gz" else path
-    found = ENDINGS.get(name.suffix.lower())
-    if found is None and name.suffix[1:].isdigit():
-        found = DataFormat.TSV
-    if found is None or (path.suffix == ".gz" and found not in GZIPPED):
-        known = ", ".join(ending for ending in ENDINGS if ending)
+    data_format = ENDINGS.get(name.suffix.lower())
+    if data_format is None and name.suffix[1:].isdigit():
+        data_format = DataFormat.TSV
+    if data_format is None or (path.suffix == ".gz" and data_format not in GZIPPED):
+        endings = ", ".join(ending for ending in ENDINGS if ending)
         raise InputError(
-            f"{path}: the file name does not tell the format; known endings are {known}, and .gz "
+            f"{path}: the file name does not tell the format; known endings are {endings}, and .gz "
             f"after tsv, txt and pt; give one of the formats {', '.join(DataFormat)}",
             inputs=("format",),
         )
-    return found
+    return data_format
 
 
-def pick(path: Path, there: Sequence[str], wanted: Sequence[str]) -> None:
+def pick(path: Path, there: Sequence[str], features: Sequence[str]) -> None:
     """Refuse features that a file does not have.
 
     Raises:
         InputError: names the first one that is missing.
     """
-    for name in wanted:
+    for name in features:
         if name not in there:
             shown = ", ".join(there[:30]) + (", ..." if len(there) > 30 else "")
             raise InputError(
@@ -202,13 +204,13 @@ def pick(path: Path, there: Sequence[str], wanted: Sequence[str]) -> None:
 
 
 def whole_numbers(values: NDArray, where: str) -> NDArray[np.int64]:
-    """An array of ids as int64.
+    """Return an array of ids as int64.
 
     Args:
         where: file and feature, for the message.
 
     Raises:
-        InputError: it holds other things than integers, or some too large for int64.
+        InputError: it holds values that are no integers, or too large for int64.
     """
     if values.dtype.kind not in "iu":
         raise InputError(f"{where}: holds {values.dtype} values; ids must be integers")
@@ -220,7 +222,7 @@ def whole_numbers(values: NDArray, where: str) -> NDArray[np.int64]:
 
 
 def seconds(values: NDArray) -> Times:
-    """Unix times as seconds: larger numbers are milli-, micro- or nanoseconds.
+    """Convert Unix times to seconds: larger numbers are milli-, micro- or nanoseconds.
 
     Seconds of the next thousand years have at most eleven digits.
     """
@@ -231,17 +233,18 @@ def seconds(values: NDArray) -> Times:
 
 @contextmanager
 def _errors(
-    path: Path, damaged: tuple[type[Exception], ...] = (), said: str = "is damaged or truncated"
+    path: Path, damaged: tuple[type[Exception], ...] = (), problem: str = "is damaged or truncated"
 ) -> Iterator[None]:
-    """Failures to read a file as errors that name it.
+    """Turn failures to read a file into errors that name it.
 
     Args:
-        damaged: what its library raises where the content is wrong.
+        damaged: exceptions that its library raises for wrong content.
+        problem: the message for these.
     """
     try:
         yield
     except damaged as error:
-        raise InputError(f"{path}: {said}: {error}") from None
+        raise InputError(f"{path}: {problem}: {error}") from None
     except OSError as error:
         raise InputError(read_problem(path, "data file", error)) from None
 
@@ -280,7 +283,7 @@ class TsvSource(Source):
     def _cells(
         self, lines: list[bytes], width: int, first: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.intp]]:
-        """All text, and where its cells end, ``[lines, width]``."""
+        """Return all text, and the ends of its cells, ``[lines, width]``."""
         end = b"" if lines[-1].endswith(b"\n") else b"\n"
         text = np.frombuffer((b"".join(lines) + end).replace(b"\r\n", b"\n"), dtype=np.uint8)
         breaks = np.flatnonzero((text == 9) | (text == 10))
@@ -327,8 +330,8 @@ class NpySource(Source):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        said = "is no .npy file of numbers, or truncated"
-        with _errors(path, BROKEN, said), path.open("rb") as stream:
+        problem = "is no .npy file of numbers, or truncated"
+        with _errors(path, BROKEN, problem), path.open("rb") as stream:
             head, at = read_head(stream), stream.tell()
             if at + head.size * head.dtype.itemsize > path.stat().st_size:
                 raise EOFError("it ends early")
@@ -367,8 +370,8 @@ class NpzSource(Source):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.heads: dict[str, tuple[str, Head]] = {}
-        said = "is no .npz file, or truncated"
-        with _errors(path, BROKEN, said), zipfile.ZipFile(path) as archive:
+        problem = "is no .npz file, or truncated"
+        with _errors(path, BROKEN, problem), zipfile.ZipFile(path) as archive:
             for member in archive.namelist():
                 stem = member.removesuffix(".npy")
                 if stem != member:
@@ -390,7 +393,7 @@ class NpzSource(Source):
         return head
 
     def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
-        """Arrays are read side by side, a chunk at a time."""
+        """Read the arrays side by side, a chunk at a time."""
         total = self.heads[read[0]][1].shape[0] if read else 0
         with ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(self.path))
@@ -431,7 +434,7 @@ class NpzSource(Source):
 
 
 def _width(head: Head) -> int:
-    """Ids of a sample."""
+    """Return the ids of a sample."""
     return head.shape[1] if len(head.shape) == 2 else 1
 
 
@@ -483,9 +486,9 @@ class ParquetSource(Source):
     def _bags(self, part: Any, name: str, first: int) -> Bags:
         column, where = part.column(name), f"{self.path}: {name}"
         if not self._is_list(column.type):
-            known = ~np.asarray(column.is_null())
+            valid = ~np.asarray(column.is_null())
             ids = whole_numbers(column.drop_null().to_numpy(zero_copy_only=False), where)
-            return Bags(ids) if known.all() else Bags(ids, known.astype(np.int64))
+            return Bags(ids) if valid.all() else Bags(ids, valid.astype(np.int64))
         values = column.flatten()
         lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         lengths = lengths.astype(np.int64)
@@ -546,10 +549,10 @@ class InterSource(Source):
         self.times = [name for name, kind in self.columns if kind in self.when]
 
     when: tuple[str, ...] = ("float",)
-    """Types of columns that may say when a sample was."""
+    """Types of columns that may hold the time of a sample."""
 
     def _columns(self) -> list[tuple[str, str]]:
-        """Name and type of each column."""
+        """Read the name and type of each column."""
         path = self.path
         with self._open() as stream:
             head = stream.readline().rstrip("\r\n")
@@ -564,7 +567,7 @@ class InterSource(Source):
         return columns
 
     def _split(self, lines: Sequence[str]) -> list[list[str]]:
-        """The cells of each line."""
+        """Split each line into its cells."""
         return [line.rstrip("\r\n").split("\t") for line in lines]
 
     def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:

@@ -1,4 +1,4 @@
-"""What a sample says of each feature, the file that model.yaml names, and how windows differ."""
+"""Statistics of features from their counts, the file that model.yaml names, and drift."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from shardopt.stats.spectrum import ZipfFit, fit_zipf
 Array = NDArray[np.float64]
 
 LENGTHS = ("pooling_factor_std", "pooling_factor_max", "length_correlation")
-"""What is said of how the ids of a sample vary."""
+"""Fields on the variation of the ids per sample."""
 LEAST_CORRELATION = 0.05
+"""Least length correlation that is written to model.yaml."""
 VARIANCE_NOISE = 1e-3
-"""Of the ids per sample, that a sample's sums may leave."""
+"""Variance of the ids per sample that may be rounding."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class HotRow:
 
     Args:
         share: of all ids, in (0, 1].
-        uncertain: by how much the share may be off; 0 where ids were counted exactly.
+        uncertain: error bound of the share; 0 where ids were counted exactly.
     """
 
     id: int
@@ -45,12 +46,12 @@ class HotRow:
 
 @dataclass(frozen=True, eq=False)
 class IdStatistics:
-    """What the ids of a feature say.
+    """Distribution of the ids of a feature.
 
     Args:
         exact: all distinct ids were counted; else their number and frequencies are estimated.
-        draws, distinct: distinct rows expected in so many of the sample's ids, ``[points]``.
-        frequencies, frequency_rows: rows that occur so often in the sample, ``[frequencies]``.
+        draws, distinct: numbers of ids, and the distinct rows expected in them, ``[points]``.
+        frequencies, frequency_rows: occurrences, and the rows with so many, ``[frequencies]``.
         fit: Zipf distribution; None where there are too few ids.
         mixture: of the whole table.
         curve_error: largest relative error of the mixture's distinct rows over the curve.
@@ -71,8 +72,10 @@ class IdStatistics:
 
     @property
     def reuse_fractions(self) -> tuple[float, ...]:
-        """Shares of the distinct rows that occur (0, 1], (1, 2], (2, 4], ... times: the
-        ``reuse_histogram`` of model.yaml."""
+        """Shares of the distinct rows that occur (0, 1], (1, 2], (2, 4], ... times.
+
+        They are the ``reuse_histogram`` of model.yaml.
+        """
         power = np.ceil(np.log2(self.frequencies)).astype(np.int64)
         rows = np.bincount(power, weights=self.frequency_rows)
         return tuple(float(share) for share in rows / rows.sum())
@@ -88,8 +91,8 @@ class FeatureStats:
         empty_share: share of the samples without an id, in [0, 1].
         pooling_factor_std: standard deviation of the ids per sample.
         pooling_factor_max: most ids of a sample.
-        length_correlation: how far they go together with those of the other features, in [0, 1]:
-            two features correlate by the product of theirs.
+        length_correlation: of the ids per sample with those of the other features, in [0, 1]; two
+            features correlate by the product of theirs.
         seen: None if there are no ids.
     """
 
@@ -110,7 +113,7 @@ class FeatureStats:
 
     @property
     def varies(self) -> bool:
-        """The ids of a sample are not just the floor or the ceiling of their mean."""
+        """True if samples have other numbers of ids than the floor and ceiling of the mean."""
         part = self.pooling_factor % 1.0
         return self.pooling_factor_std**2 > part * (1.0 - part) + VARIANCE_NOISE
 
@@ -118,54 +121,54 @@ class FeatureStats:
 def summarise(
     counts: Mapping[str, FeatureCounts], reading: ReadOptions, hot: int
 ) -> Iterator[FeatureStats]:
-    """The features one by one, in order.
+    """Yield the statistics of the features, in order.
 
     Args:
-        hot: how many of the hottest rows to list, >= 0.
+        hot: number of hottest rows to list, >= 0.
     """
     correlations = length_correlations(counts)
-    for name, found in counts.items():
-        given = reading.rows_of(name)
-        rows = found.largest + 1 if given is None else given
+    for name, feature in counts.items():
+        given_rows = reading.rows_of(name)
+        rows = feature.largest + 1 if given_rows is None else given_rows
         yield FeatureStats(
             name,
             rows,
-            given is not None,
-            found.samples,
-            found.ids,
-            found.empty / found.samples,
-            math.sqrt(_variance(found)),
-            found.longest,
+            given_rows is not None,
+            feature.samples,
+            feature.ids,
+            feature.empty / feature.samples,
+            math.sqrt(_variance(feature)),
+            feature.longest,
             correlations[name],
-            _seen(found, rows, hot) if found.ids else None,
+            _seen(feature, rows, hot) if feature.ids else None,
         )
 
 
-def _variance(found: FeatureCounts) -> float:
-    """Of the ids of a sample."""
-    return max(0.0, found.squares / found.samples - (found.ids / found.samples) ** 2)
+def _variance(feature: FeatureCounts) -> float:
+    """Return the variance of the ids per sample."""
+    return max(0.0, feature.squares / feature.samples - (feature.ids / feature.samples) ** 2)
 
 
 ROUNDS = 100
-"""Of solving for correlations; three features settle within ten."""
+"""Rounds of solving for correlations; three features settle within ten."""
 
 
 def length_correlations(counts: Mapping[str, FeatureCounts]) -> dict[str, float]:
-    """How far the lengths of each feature go together with the others', of one set of samples.
+    """Estimate the correlation of each feature's lengths with a factor that all features share.
 
-    With one thing that all features of a sample share (a user who is active), lengths of deviation
-    ``s_f`` share ``u_f = s_f r_f``, so a feature's covariance with all of them together is
-    ``s_f^2 + u_f (U - u_f)``, ``U`` the sum of all ``u``; solved round by round.
+    The factor may be the activity of a sample's user. Lengths of deviation ``s_f`` share
+    ``u_f = s_f r_f``, so a feature's covariance with the sum of all features is
+    ``s_f^2 + u_f (U - u_f)``, with ``U`` the sum of all ``u``; solved round by round.
     """
-    found = [*counts.values()]
-    samples = max(1, *(of.samples for of in found)) if len(found) > 1 else 1
-    together = sum(of.ids for of in found) / samples
-    variance = np.array([_variance(of) for of in found])
-    shared = np.array([of.products / samples - of.ids / samples * together for of in found])
+    features = [*counts.values()]
+    samples = max(1, *(feature.samples for feature in features)) if len(features) > 1 else 1
+    together = sum(feature.ids for feature in features) / samples
+    variance = np.array([_variance(feature) for feature in features])
+    shared = np.array([f.products / samples - f.ids / samples * together for f in features])
     shared = np.maximum(shared - variance, 0.0)
     deviation = np.sqrt(variance)
     total = math.sqrt(float(shared.sum()))
-    if len(found) < 2 or total == 0:
+    if len(features) < 2 or total == 0:
         return dict.fromkeys(counts, 0.0)
     of_each = shared / total
     for _ in range(ROUNDS):
@@ -174,14 +177,14 @@ def length_correlations(counts: Mapping[str, FeatureCounts]) -> dict[str, float]
     return dict(zip(counts, ratio.tolist(), strict=True))
 
 
-def _seen(found: FeatureCounts, rows: int, hot: int) -> IdStatistics:
-    spectrum = found.spectrum(rows)
+def _seen(feature: FeatureCounts, rows: int, hot: int) -> IdStatistics:
+    spectrum = feature.spectrum(rows)
     fit = fit_zipf(spectrum)
     mixture = estimate(spectrum, fit)
     draws, distinct = spectrum.curve()
     bins = Bins(mixture.counts, mixture.probs)
     errors = np.array([bins.unique(n) for n in draws]) / distinct - 1
-    hottest = zip(*found.hottest(hot), strict=True)
+    hottest = zip(*feature.hottest(hot), strict=True)
     return IdStatistics(
         spectrum.exact,
         draws,
@@ -190,7 +193,9 @@ def _seen(found: FeatureCounts, rows: int, hot: int) -> IdStatistics:
         fit,
         mixture,
         float(np.abs(errors).max()),
-        tuple(HotRow(int(i), int(n) / found.ids, int(off) / found.ids) for i, n, off in hottest),
+        tuple(
+            HotRow(int(i), int(n) / feature.ids, int(off) / feature.ids) for i, n, off in hottest
+        ),
         spectrum.range_width,
     )
 
@@ -210,68 +215,68 @@ def write_stats(path: Path, features: Iterable[FeatureStats]) -> None:
     """
     arrays: dict[str, Any] = {}
     for feature in features:
-        seen = feature.seen
-        if seen is None:
+        statistics = feature.seen
+        if statistics is None:
             continue
         numbers = ("rows", "samples", "ids", "empty_share", "pooling_factor", *LENGTHS)
-        found: dict[str, Any] = {
-            "counts": seen.mixture.counts,
-            "weights": seen.mixture.probs * feature.ids,
-            "range_rows": seen.mixture.range_rows.astype(np.float32),
-            "range_width": np.array(seen.range_width),
+        entries: dict[str, Any] = {
+            "counts": statistics.mixture.counts,
+            "weights": statistics.mixture.probs * feature.ids,
+            "range_rows": statistics.mixture.range_rows.astype(np.float32),
+            "range_width": np.array(statistics.range_width),
             **{name: np.array(getattr(feature, name)) for name in numbers},
-            "draws": seen.draws,
-            "distinct": seen.distinct,
-            "frequencies": seen.frequencies,
-            "frequency_rows": seen.frequency_rows,
-            "hot_ids": np.array([row.id for row in seen.hottest], dtype=np.int64),
-            "hot_shares": np.array([row.share for row in seen.hottest]),
+            "draws": statistics.draws,
+            "distinct": statistics.distinct,
+            "frequencies": statistics.frequencies,
+            "frequency_rows": statistics.frequency_rows,
+            "hot_ids": np.array([row.id for row in statistics.hottest], dtype=np.int64),
+            "hot_shares": np.array([row.share for row in statistics.hottest]),
         }
-        if seen.fit is not None:
-            found["zipf"] = np.array([seen.fit.alpha, seen.fit.q])
-        arrays |= {f"{feature.name}.{name}": value for name, value in found.items()}
+        if statistics.fit is not None:
+            entries["zipf"] = np.array([statistics.fit.alpha, statistics.fit.q])
+        arrays |= {f"{feature.name}.{name}": value for name, value in entries.items()}
     with atomic_open(path) as stream:
         np.savez_compressed(stream, allow_pickle=False, **arrays)
 
 
 def model_values(feature: FeatureStats, file: str) -> dict[str, Any]:
-    """What model.yaml says of the feature.
+    """Return the entries of the feature in model.yaml.
 
     Args:
-        file: that holds the statistics, as the model file names it.
+        file: name of the statistics file as the model file has it.
     """
     pooling = float(f"{feature.pooling_factor:.6g}")
-    found: dict[str, Any] = {"pooling_factor": int(pooling) if pooling.is_integer() else pooling}
+    values: dict[str, Any] = {"pooling_factor": int(pooling) if pooling.is_integer() else pooling}
     if feature.varies:
-        found["pooling_factor_std"] = float(f"{feature.pooling_factor_std:.4g}")
-        found["pooling_factor_max"] = feature.pooling_factor_max
+        values["pooling_factor_std"] = float(f"{feature.pooling_factor_std:.4g}")
+        values["pooling_factor_max"] = feature.pooling_factor_max
         if feature.length_correlation >= LEAST_CORRELATION:
-            found["length_correlation"] = round(feature.length_correlation, 2)
-    return found | {"index_distribution": {"file": file, "feature": feature.name}}
+            values["length_correlation"] = round(feature.length_correlation, 2)
+    return values | {"index_distribution": {"file": file, "feature": feature.name}}
 
 
 def yaml_line(feature: FeatureStats, file: Path) -> str:
-    """The feature as model.yaml takes it."""
+    """Write the feature as a line of model.yaml."""
     data = {"name": feature.name, **model_values(feature, str(file))}
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=True, width=10**6)
     return text.strip()
 
 
 HOT_SHARE = 0.01
-"""Of the distinct rows of a window: those are its hot rows."""
+"""Share of the distinct rows of a window that are its hot rows."""
 FEWEST_HOT = 10
 
 
 @dataclass(frozen=True)
 class Drift:
-    """One feature over windows in order of time.
+    """Change of one feature over windows in order of time.
 
     Args:
-        windows: how many have ids of it; at least two.
+        windows: number of windows with ids of the feature; at least two.
         pooling_factors: mean ids per sample, by window.
-        distinct_rows: among as many ids in every window as the smallest has, by window.
-        hot_kept: of each window but the first, what share of its ids the hot rows of the window
-            before take, over what its own hot rows take; 1 where the same rows stay hot.
+        distinct_rows: expected in as many ids as the smallest window has, by window.
+        hot_kept: ids of each window but the first on the hot rows of the window before, over its
+            ids on its own hot rows; 1 where the same rows stay hot.
     """
 
     feature: str
@@ -287,37 +292,37 @@ class Drift:
 
 
 def relative_change(values: Sequence[float]) -> float:
-    """Mean relative change from one window to the next, whatever its sign."""
+    """Return the mean absolute relative change from one window to the next."""
     return float(np.mean([abs(after / before - 1) for before, after in pairwise(values)]))
 
 
 def measure_drift(windows: Mapping[int, Mapping[str, FeatureCounts]]) -> list[Drift]:
-    """The drift of every feature that two windows or more have ids of.
+    """Measure the drift of every feature with ids in two windows or more.
 
     Args:
         windows: start -> counts by feature.
     """
     ordered = [windows[start] for start in sorted(windows)]
-    found = []
+    drifts = []
     for name in ordered[0] if ordered else ():
         counts = [features[name] for features in ordered if features[name].ids]
         if len(counts) < 2:
             continue
-        curves = [of.spectrum(of.largest + 1).curve() for of in counts]
-        fewest = min(of.ids for of in counts)
+        curves = [window.spectrum(window.largest + 1).curve() for window in counts]
+        fewest = min(window.ids for window in counts)
         hot = [
-            of.hottest(max(FEWEST_HOT, round(HOT_SHARE * float(distinct[-1]))))[0]
-            for of, (_, distinct) in zip(counts, curves, strict=True)
+            window.hottest(max(FEWEST_HOT, round(HOT_SHARE * float(distinct[-1]))))[0]
+            for window, (_, distinct) in zip(counts, curves, strict=True)
         ]
         drift = Drift(
             name,
             len(counts),
-            tuple(of.ids / of.samples for of in counts),
+            tuple(window.ids / window.samples for window in counts),
             tuple(float(np.interp(fewest, draws, distinct)) for draws, distinct in curves),
             tuple(
-                of.hits(last) / max(1.0, of.hits(own))
-                for of, (last, own) in zip(counts[1:], pairwise(hot), strict=True)
+                window.hits(last) / max(1.0, window.hits(own))
+                for window, (last, own) in zip(counts[1:], pairwise(hot), strict=True)
             ),
         )
-        found.append(drift)
-    return found
+        drifts.append(drift)
+    return drifts

@@ -1,4 +1,4 @@
-"""How many rows occur how often in a sample, and the Zipf distribution nearest to it."""
+"""Frequency spectrum of the rows in a sample, and the Zipf distribution nearest to it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RANGES = 1024
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """What a sample says of one feature.
+    """Frequencies of the rows of one feature in a sample.
 
     Args:
         rows: of the table, those that never occurred included.
         draws: ids in the sample.
-        counts, weights: how often each known row occurred, and how many rows of the table it
-            stands for, ``[known]``; weights are 1 unless only a sample of the rows is known.
+        counts, weights: occurrences of each known row, and the rows of the table that it stands
+            for, ``[known]``; weights are 1 unless only a sample of the rows is known.
         ranges: id range of each known row, ``[known]``.
         range_draws: ids in each range, ``[ranges]``; all ranges have ``range_width`` rows but the
             last, which ends with the table.
@@ -56,17 +56,18 @@ class Spectrum:
         return np.clip(self.rows - first, 0.0, self.range_width)
 
     def frequencies(self) -> tuple[Ids, Array]:
-        """How often rows occur, ascending, and how many rows of the table occur so often."""
+        """Return the frequencies of rows, ascending, and the rows of the table with each."""
         values, inverse = np.unique(self.counts, return_inverse=True)
         rows: Array = np.bincount(inverse, weights=self.weights).astype(np.float64)
         return values, rows
 
     def curve(self) -> tuple[Array, Array]:
-        """Draws, powers of two up to those of the sample, and the distinct rows in so many.
+        """Return draws, powers of two up to the sample's, and the distinct rows in each number.
 
-        Expected of so many ids picked from the sample without replacement (rarefaction, Hurlbert
-        1971): a row that occurs k times is missed with chance ``C(N - k, n) / C(N, n)``, a product
-        of ``min(k, n)`` factors, all of which are taken as the one in their middle.
+        The distinct rows are expected among n ids picked from the sample without replacement
+        (rarefaction, Hurlbert 1971). A row that occurs k times is missed with probability
+        ``C(N - k, n) / C(N, n)``, a product of ``min(k, n)`` factors; the middle one stands for
+        all.
         """
         total = float(self.draws)
         draws: Array = np.exp2(np.arange(int(np.log2(total)) + 1, dtype=np.float64))
@@ -77,19 +78,19 @@ class Spectrum:
         many = np.maximum(draws[:, None], often)
         part = np.minimum(many / (total - (few - 1) / 2), 1.0)
         with np.errstate(divide="ignore"):
-            seen = np.where(many + few > total, 1.0, -np.expm1(few * np.log1p(-part)))
-        distinct: Array = np.minimum(seen @ rows, draws)
+            occurs = np.where(many + few > total, 1.0, -np.expm1(few * np.log1p(-part)))
+        distinct: Array = np.minimum(occurs @ rows, draws)
         return draws, distinct
 
 
 MAX_ALPHA = 8.0
 FLATTENINGS = (0.0, *(float(q) for q in np.geomspace(0.5, 1e5, 12)))
-"""Candidates for q, one of which is refined."""
+"""Candidates for q; the best one is refined."""
 FEW_DRAWS = 32
-"""Fewer draws, or fewer than two rows that occur, say nothing of the skew."""
+"""Least draws for a fit of the skew; two rows must occur too."""
 NEAR, NEGLIGIBLE = 1.2, 1e-6
-"""A fit counts as equally good if its sum of squares is within this factor of the least, plus this
-much per point of the curve (an error of 0.1 %)."""
+"""Fits are equally good within this factor of the least sum of squares, plus this much per point of
+the curve (an error of 0.1 %)."""
 PRECISION = 1e-4
 GOLDEN = 0.6180339887
 
@@ -101,7 +102,7 @@ class ZipfFit:
     Args:
         distinct_error: largest relative error of the fit's distinct rows over the curve.
         ks: largest distance between the fit's and the sample's share of draws on the hottest k
-            rows, any k (Kolmogorov and Smirnov's statistic over ranks). That of the sample is
+            rows, any k (Kolmogorov and Smirnov's statistic over ranks). The sample's share is
             biased upwards where rows occur only a few times.
     """
 
@@ -116,9 +117,9 @@ class ZipfFit:
 
 
 def fit_zipf(spectrum: Spectrum) -> ZipfFit | None:
-    """The distribution whose distinct rows follow the sample's; None where the sample is too small.
+    """Fit a Zipf distribution to the distinct rows; None where the sample is too small.
 
-    Least squares on the logarithms of the distinct rows at the draws of `Spectrum.curve`.
+    It minimises the squared logarithms of the distinct rows at the draws of `Spectrum.curve`.
     """
     if spectrum.draws < FEW_DRAWS or spectrum.distinct < 2 or spectrum.rows < 2:
         return None
@@ -131,15 +132,19 @@ def fit_zipf(spectrum: Spectrum) -> ZipfFit | None:
     tried += [_best_alpha(float(q), spectrum.rows, curve) for q in between]
     least = min(tried)[0]
     # alpha and q are interchangeable where ids are nearly uniform: the smallest q that fits wins
-    near = [found for found in tried if found[0] <= NEAR * least + NEGLIGIBLE * len(curve[0])]
-    _, alpha, q = min(near, key=lambda found: found[2])
+    near = [fit for fit in tried if fit[0] <= NEAR * least + NEGLIGIBLE * len(curve[0])]
+    _, alpha, q = min(near, key=lambda fit: fit[2])
     fitted = Zipf(alpha, q)
     error = float(np.abs(np.expm1(_deviations(fitted, spectrum.rows, curve))).max())
     return ZipfFit(alpha, q, error, _rank_distance(fitted, spectrum))
 
 
 def _best_alpha(q: float, rows: int, curve: tuple[Array, Array]) -> tuple[float, float, float]:
-    """Sum of squares, skew, q: the best skew for a flattening, by golden sections."""
+    """Search the best skew for a flattening q by golden sections.
+
+    Returns:
+        Sum of squares, skew, q.
+    """
 
     def squares(alpha: float) -> float:
         return float((_deviations(Zipf(alpha, q), rows, curve) ** 2).sum())
@@ -156,12 +161,12 @@ def _best_alpha(q: float, rows: int, curve: tuple[Array, Array]) -> tuple[float,
 
 
 def _deviations(fitted: Zipf, rows: int, curve: tuple[Array, Array]) -> Array:
-    """Logarithm of the fit's distinct rows over the curve's, ``[points]``."""
+    """Return the logarithm of the fit's distinct rows over the curve's, ``[points]``."""
     bins = fitted.bins(rows)
     draws, distinct = curve
     with np.errstate(divide="ignore"):
-        seen = -np.expm1(draws[:, None] * np.log1p(-np.minimum(bins.probs, 1.0)))
-    deviations: Array = np.log(seen @ bins.counts / distinct)
+        occurs = -np.expm1(draws[:, None] * np.log1p(-np.minimum(bins.probs, 1.0)))
+    deviations: Array = np.log(occurs @ bins.counts / distinct)
     return deviations
 
 

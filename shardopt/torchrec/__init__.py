@@ -1,4 +1,4 @@
-"""Where shardopt meets TorchRec; the names below load on first use.
+"""shardopt inside TorchRec; the names below load on first use.
 
 Begin with `hook`: the planner. It reads the user's module (`read_module`, over `tables` and
 `capture`) and machine (`machine`), asks what TorchRec offers and would do itself (`offered`), and

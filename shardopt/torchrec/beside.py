@@ -28,14 +28,14 @@ class TorchRecsPlan:
         iteration_ms: predicted.
         misfit: by how much it does not fit by shardopt's count; empty where it fits.
         sound: TorchRec computes it right.
-        kept: it was returned, as the best plan found gains nothing.
+        returned: it was returned, as the best plan found gains nothing.
     """
 
     plan: ShardingPlan
     iteration_ms: float
     misfit: str = ""
     sound: bool = True
-    kept: bool = False
+    returned: bool = False
 
     @classmethod
     def rated(cls, plan: ShardingPlan, problem: Problem) -> TorchRecsPlan:
@@ -52,7 +52,7 @@ class TorchRecsPlan:
         )
 
     def ties(self, best_ms: float) -> bool:
-        """Whether the best plan found gains nothing over this one, which can be used."""
+        """Tell if this plan can be used and the best plan found gains nothing over it."""
         return self.sound and not self.misfit and self.iteration_ms <= best_ms * (1 + TOLERANCE)
 
 
@@ -77,7 +77,7 @@ def tell_column_states(plan: ShardingPlan, theirs: TorchRecsPlan | None, problem
 
 
 def _columns(table: TablePlan) -> set[int]:
-    """Where the shards of a table begin."""
+    """Return the first columns of the shards of a table."""
     return {shard.offset[1] for shard in table.shards}
 
 

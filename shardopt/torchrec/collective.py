@@ -20,36 +20,36 @@ ADVICE_ON_WAITING = (
     "than the search needs (timeout_seconds limits the search)"
 )
 SHARE = 0.25
-"""Of a group's timeout, that the first rank may search: the others wait in a broadcast, for which
+"""Share of a group's timeout that the first rank may search: the others wait in a broadcast, and
 the group would give them up. 150 s of NCCL's 10 minutes, 450 s of gloo's 30."""
 SHORTEST_S = 600.0
 """Timeout of a group that does not tell its own: the shortest default, NCCL's."""
 
 
 def joined() -> bool:
-    """Whether there is a process group."""
+    """Tell if there is a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
-def search_seconds(given: float | None, group: Any = None) -> float | None:
+def search_seconds(limit_s: float | None, group: Any = None) -> float | None:
     """Ceiling in s on a search that other ranks wait for; None where nobody waits.
 
     Args:
-        given: the user's own ceiling.
+        limit_s: the user's own ceiling.
         group: a process group; the default one if None.
     """
     if not joined() or dist.get_world_size(group) == 1:
-        return given
+        return limit_s
     limit = SHARE * (shortest_timeout_s(group or dist.group.WORLD) or SHORTEST_S)
-    if given is not None and given > limit:
+    if limit_s is not None and limit_s > limit:
         logger.warning(
             "timeout_seconds is %g, but the other ranks wait in a group that gives up after %g s: "
             "searching for at most %g s; a longer timeout of init_process_group allows more",
-            given,
+            limit_s,
             limit / SHARE,
             limit,
         )
-    return limit if given is None else min(given, limit)
+    return limit if limit_s is None else min(limit_s, limit)
 
 
 def check_ranks(planned: int, group: Any = None) -> None:
@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 def on_first_rank(plan: Callable[[], T], group: Any = None) -> T:
-    """What ``plan`` returns on the group's first rank, or raises there, on every rank.
+    """Return, or raise, on every rank what ``plan`` does on the group's first rank.
 
     TorchRec's `invoke_on_rank_and_broadcast_result` leaves the other ranks waiting when the first
     fails. A rank that never arrives is waited for until the group's own timeout: gloo then says
@@ -100,7 +100,7 @@ def on_first_rank(plan: Callable[[], T], group: Any = None) -> T:
     group = group or dist.group.WORLD
     if dist.get_world_size(group) == 1:
         return plan()
-    if dist.get_backend(group) == "gloo":  # which alone can tell who is missing
+    if dist.get_backend(group) == "gloo":  # the only backend that tells who is missing
         # before the search, and not after it; left out, the timeout would be torch's default of 30
         # minutes, whatever the group's own is
         try:
@@ -108,15 +108,15 @@ def on_first_rank(plan: Callable[[], T], group: Any = None) -> T:
         except RuntimeError as error:
             raise _lost_rank_error("some ranks did not call collective_plan", error) from error
     answer = _plan_or_error(plan) if dist.get_rank(group) == 0 else None
-    found: Any = _broadcast(answer, group)
-    if isinstance(found, Exception):
-        raise found
-    whole: T = found
+    result: Any = _broadcast(answer, group)
+    if isinstance(result, Exception):
+        raise result
+    whole: T = result
     return whole
 
 
 def _plan_or_error(plan: Callable[[], Any]) -> Any:
-    """What ``plan`` returns or raises; an error that cannot be sent is told in words."""
+    """Return the plan or the error that ``plan`` raised, in words where it cannot be pickled."""
     try:
         answer = plan()
         pickle.dumps(answer)  # an answer that cannot be sent would leave the others waiting
@@ -126,33 +126,33 @@ def _plan_or_error(plan: Callable[[], Any]) -> Any:
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
-            what = f"{type(error).__name__}: {error}"
-            return PlannerError(error_type=PlannerErrorType.OTHER, message=what)
+            message = f"{type(error).__name__}: {error}"
+            return PlannerError(error_type=PlannerErrorType.OTHER, message=message)
         return error
 
 
 def _broadcast(answer: Any, group: Any) -> Any:
-    held = [answer]
+    box = [answer]
     try:
-        dist.broadcast_object_list(held, src=dist.get_global_rank(group, 0), group=group)
+        dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
     except RuntimeError as error:
         if isinstance(answer, Exception):
             raise answer from error
         raise _lost_rank_error("the plan did not get from rank 0 to all", error) from error
-    return held[0]
+    return box[0]
 
 
 def on_all_ranks(yes: bool, group: Any = None) -> bool:
-    """Whether all ranks of a group say yes; no where one does not answer."""
-    said: list[Any] = [None] * dist.get_world_size(group)
+    """Tell if all ranks of a group say yes; a rank that does not answer says no."""
+    answers: list[Any] = [None] * dist.get_world_size(group)
     try:
-        dist.all_gather_object(said, yes, group=group)
+        dist.all_gather_object(answers, yes, group=group)
     except RuntimeError:
         return False
-    return all(said)
+    return all(answers)
 
 
-def _lost_rank_error(what: str, error: Exception) -> PlannerError:
+def _lost_rank_error(problem: str, error: Exception) -> PlannerError:
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    message = f"{what} ({first}); {ADVICE_ON_WAITING}"
+    message = f"{problem} ({first}); {ADVICE_ON_WAITING}"
     return PlannerError(error_type=PlannerErrorType.OTHER, message=message)

@@ -61,11 +61,11 @@ with needs_torchrec():
     from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 BATCHES = 16
-"""Of the user's data, which are cycled through."""
+"""Batches of the user's data to cycle through."""
 BLOCK = 6
-"""Steps of a plan in a round, after one that does not count; so many warm it up, too."""
+"""Steps of a plan in a round, after one that does not count, and in its warm-up."""
 STUCK = timedelta(minutes=5)
-"""That a rank waits for another within a step."""
+"""Time that a rank waits for another within a step."""
 LOOK_S = 0.2
 """Between looks for a rank that has failed."""
 
@@ -138,7 +138,10 @@ def confirm(
                 )
             race = Race()
             # TorchRec's plans of modules all count as equal
-            tables = {name: {k: dict(of) for k, of in p.plan.items()} for name, p in plans.items()}
+            tables = {
+                name: {k: dict(sharding) for k, sharding in p.plan.items()}
+                for name, p in plans.items()
+            }
             race.enter({name: Entrant(plans[name], name, tables[name]) for name in plans})
             deadline, end = deadlines(sessions.now(), how.minutes)
             run_race(race, sessions, deadline, sessions.tell)
@@ -153,10 +156,10 @@ def untouched(loader: object) -> Iterator[None]:
     """Put the states of the random generators back, those of a data loader too, and leave no memory
     behind."""
     python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    drawn_from = [
-        getattr(of, "generator", None) for of in (loader, getattr(loader, "sampler", None))
+    generators = [
+        getattr(source, "generator", None) for source in (loader, getattr(loader, "sampler", None))
     ]
-    own = [(one, one.get_state()) for one in drawn_from if isinstance(one, torch.Generator)]
+    own = [(rng, rng.get_state()) for rng in generators if isinstance(rng, torch.Generator)]
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
@@ -212,14 +215,14 @@ def copy_of(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> 
             meta = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
             keep_optimizers(weight, meta)
             memo[id(weight)] = meta
-    found = trained_copy(module, memo)
-    fill_cheaply(found)
-    return found
+    copied = trained_copy(module, memo)
+    fill_cheaply(copied)
+    return copied
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What a rank made of a task.
+class _Outcome:
+    """Result of a task on one rank.
 
     Args:
         why: it failed.
@@ -237,9 +240,9 @@ class _Said:
 
 
 class _FailedError(Exception):
-    def __init__(self, said: _Said) -> None:
-        super().__init__(said.why)
-        self.said = said
+    def __init__(self, outcome: _Outcome) -> None:
+        super().__init__(outcome.why)
+        self.outcome = outcome
 
 
 class JoinedSessions:
@@ -255,7 +258,7 @@ class JoinedSessions:
         self.first = dist.get_rank() == 0
         self.talk = Talk()
         self.traced: set[str] = set()
-        """Plans of which no trace is to be recorded any more."""
+        """Plans that need no further trace."""
         self.report: Report = lambda message: None
         """Gets every round, and the name of the plan that this rank turns to."""
         self._groups = 0
@@ -276,15 +279,15 @@ class JoinedSessions:
         try:
             self._run(race, session, order, until)
         except _FailedError as error:
-            said = error.said
+            outcome = error.outcome
         else:
             return {}
-        if said.interrupted:
+        if outcome.interrupted:
             raise KeyboardInterrupt
-        if said.memory:
-            raise InfeasibleError(said.why or "")
-        rest = [name for name in order if name != said.task]
-        out = {said.task: said.why or ""}
+        if outcome.memory:
+            raise InfeasibleError(outcome.why or "")
+        rest = [name for name in order if name != outcome.task]
+        out = {outcome.task: outcome.why or ""}
         return {**out, **run_session(self, race, session, rest, until)}
 
     def _run(self, race: Race, session: int, order: Sequence[str], until: float) -> None:
@@ -292,10 +295,10 @@ class JoinedSessions:
         built = _Built(self.make, self.device, self._groups)
 
         def do(tasks: Mapping[str, Callable[[], Any]]) -> list[dict[str, Any]]:
-            said = _try(tasks, self.report)
-            if said.why is not None:
+            outcome = _try(tasks, self.report)
+            if outcome.why is not None:
                 built.give_up()
-            answers: list[_Said] = self.talk.gather(said)
+            answers: list[_Outcome] = self.talk.gather(outcome)
             failed = [answer for answer in answers if answer.why is not None]
             if failed:  # the others failed as they waited for the first
                 first = min(failed, key=lambda s: (not s.interrupted, not s.memory, s.at))
@@ -312,7 +315,8 @@ class JoinedSessions:
                 for index in itertools.count():
                     turns = random.Random(f"{session} {index}").sample(order, len(order))
                     by_rank = do({name: blocks[name] for name in turns})
-                    key, ms = (session, index), {n: max(of[n] for of in by_rank) for n in order}
+                    key = (session, index)
+                    ms = {name: max(times[name] for times in by_rank) for name in order}
                     race.add(key, ms)
                     self.report({"kind": "round", "key": key, "ms": ms})
                     if self.now() >= until:
@@ -321,10 +325,10 @@ class JoinedSessions:
                     if self.folder is not None and name not in self.traced:
                         self.traced.add(name)
                         traces = do({name: partial(built.trace, name)})
-                        for rank, of in enumerate(traces if self.first else ()):
+                        for rank, by_name in enumerate(traces if self.first else ()):
                             path = self.folder / name.replace(" ", "-") / f"rank{rank}.json"
                             path.parent.mkdir(parents=True, exist_ok=True)
-                            path.write_bytes(of[name])
+                            path.write_bytes(by_name[name])
         finally:
             built.close()
 
@@ -383,13 +387,13 @@ class _Built:
         free_memory()
 
 
-def _try(tasks: Mapping[str, Callable[[], Any]], report: Report) -> _Said:
-    """What tasks give; each is named by its plan."""
-    task, found = "", {}
+def _try(tasks: Mapping[str, Callable[[], Any]], report: Report) -> _Outcome:
+    """Run tasks, each named by its plan, and return their values or the first error."""
+    task, values = "", {}
     try:
         for task, action in tasks.items():
             report({"kind": "plan", "name": task})
-            found[task] = action()
+            values[task] = action()
     except (Exception, KeyboardInterrupt) as error:
         lines = str(error).strip().splitlines() or [""]
         why = f"rank {dist.get_rank()}: {type(error).__name__}: {lines[0]}"
@@ -397,8 +401,8 @@ def _try(tasks: Mapping[str, Callable[[], Any]], report: Report) -> _Said:
             isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
         )
         stop = isinstance(error, KeyboardInterrupt)
-        return _Said(why=why, task=task, memory=memory, interrupted=stop, at=time.time())
-    return _Said(found)
+        return _Outcome(why=why, task=task, memory=memory, interrupted=stop, at=time.time())
+    return _Outcome(values)
 
 
 class Alarm:

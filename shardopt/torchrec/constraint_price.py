@@ -55,17 +55,17 @@ def price_torchrecs_constraints(
     if loose == dict(inputs.constraints):
         return None
     offered = EmbeddingEnumerator(topology, inputs.batch_size, loose).enumerate(*request)
-    kept = _with_their_optimizer(runnable(offered, topology), problem, plan)
+    usable = _with_their_optimizer(runnable(offered, topology), problem, plan)
     free_inputs = inputs._replace(constraints=loose)
-    read = [table.read(free_inputs) for table in tables_of(kept, by_module(request[1]))]
+    read = [table.read(free_inputs) for table in tables_of(usable, by_module(request[1]))]
     free = {(table.module, table.name): table.constraints for table in read}
     tables = tuple(
         replace(table, constraints=free.get((table.module, table.name), table.constraints))
         for table in problem.workload.tables
     )
     relaxed = replace(problem, workload=replace(problem.workload, tables=tables))
-    took = problem.scorer.score([tuple(plan.tables[key] for key in problem.workload.keys)])
-    return price_constraints(problem, plan, float(took[0]), stop, seed, relaxed)
+    rating = problem.scorer.score([tuple(plan.tables[key] for key in problem.workload.keys)])
+    return price_constraints(problem, plan, float(rating[0]), stop, seed, relaxed)
 
 
 def _with_their_optimizer(options: Options, problem: Problem, plan: ShardingPlan) -> Options:
@@ -83,8 +83,8 @@ def _with_their_optimizer(options: Options, problem: Problem, plan: ShardingPlan
 def price_lines(
     costs: ConstraintCosts, problem: Problem, constraints: Mapping[str, ParameterConstraints]
 ) -> str:
-    """What the constraints cost, and `ParameterConstraints` under which the faster plan is allowed,
-    to paste into the script."""
+    """Say what the constraints cost, with `ParameterConstraints` to paste into the script that
+    allow the faster plan."""
     lines = [
         f"constraints cost {percent(costs.gain)} of the iteration: a plan without them takes "
         f"{ms(costs.iteration_ms)}; to allow it, give the planner",
@@ -100,7 +100,7 @@ def _entries(
 ) -> Iterator[str]:
     """A line for each table whose constraint binds."""
     names = dict(zip(problem.workload.keys, (t.name for t in problem.workload.tables), strict=True))
-    saved = {one.table: f"saves {percent(one.gain)}" for one in costs.costs}
+    saved = {cost.table: f"saves {percent(cost.gain)}" for cost in costs.costs}
     together = saved.pop(None, "")
     for key in costs.binding:
         name, why = names[key], saved.get(key, f"{together} with the others" if together else "")
@@ -108,17 +108,17 @@ def _entries(
         yield f"    {name!r}: {_written(allowed)}," + (f"  # {why}" if why else "")
 
 
-def _allowing(given: ParameterConstraints, table: TablePlan) -> ParameterConstraints:
+def _allowing(constraint: ParameterConstraints, table: TablePlan) -> ParameterConstraints:
     """A user's constraint that also allows a sharding."""
     kind, kernel = table.sharding_type.value, table.compute_kernel.value
     narrowest = min(shard.size[1] for shard in table.shards)
-    widest = given.min_partition if given.min_partition is None else narrowest
+    types, kernels = constraint.sharding_types, constraint.compute_kernels
+    widest = constraint.min_partition if constraint.min_partition is None else narrowest
     return replace(
-        given,
-        sharding_types=given.sharding_types and [*dict.fromkeys([*given.sharding_types, kind])],
-        compute_kernels=given.compute_kernels
-        and [*dict.fromkeys([*given.compute_kernels, kernel])],
-        min_partition=widest and min(widest, given.min_partition or widest),
+        constraint,
+        sharding_types=types and [*dict.fromkeys([*types, kind])],
+        compute_kernels=kernels and [*dict.fromkeys([*kernels, kernel])],
+        min_partition=widest and min(widest, constraint.min_partition or widest),
     )
 
 
@@ -127,9 +127,9 @@ def _written(constraint: ParameterConstraints) -> str:
     told from the default by identity, as a user's 1.0 is one that was given."""
     usual = vars(ParameterConstraints())
     usual["pooling_factors"] = None
-    given = {f.name: getattr(constraint, f.name) for f in fields(constraint)}
-    if given["pooling_factors"][:1] == [POOLING_FACTOR]:
-        first = given["pooling_factors"][0]
-        given["pooling_factors"] = None if first is POOLING_FACTOR else given["pooling_factors"]
-    words = [f"{name}={value!r}" for name, value in given.items() if value != usual[name]]
+    values = {f.name: getattr(constraint, f.name) for f in fields(constraint)}
+    if values["pooling_factors"][:1] == [POOLING_FACTOR]:
+        first = values["pooling_factors"][0]
+        values["pooling_factors"] = None if first is POOLING_FACTOR else values["pooling_factors"]
+    words = [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]
     return f"ParameterConstraints({', '.join(words)})"

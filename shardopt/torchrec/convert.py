@@ -74,12 +74,14 @@ def to_torchrec(
         PlanError: the plan does not fit the module, or TorchRec cannot run it.
     """
     module_tables = list(find_tables(module))
-    what = type(module).__name__
+    model_name = type(module).__name__
     kind = _device_type(plan, device)
     group = intra_group_size or int(plan.meta.get("intra_group_size") or plan.local_world_size)
-    found = assign_tables(plan, [(h.path, h.table) for h in module_tables], where="plan", what=what)
+    assigned = assign_tables(
+        plan, [(h.path, h.table) for h in module_tables], where="plan", what=model_name
+    )
     result: dict[str, torchrec_types.EmbeddingModuleShardingPlan] = {}
-    for key, index in found.items():
+    for key, index in assigned.items():
         module_table, where = module_tables[index], f"plan: table '{key}'"
         table = in_torchrec_order(plan.tables[key])
         setting = RuntimeSetting(
@@ -109,7 +111,7 @@ def to_torchrec(
 
 
 def sharding_spec(table: TablePlan, rows: int, device: str, local: int) -> Any:
-    """Where TorchRec puts the shards of a table; None if it replicates them.
+    """Return TorchRec's placement of the shards of a table; None if it replicates them.
 
     Args:
         rows: of the table.
@@ -188,7 +190,7 @@ def from_torchrec(
             f"from_torchrec takes the ShardingPlan that TorchRec's planner returns, not a "
             f"{type(plan).__name__}" + (f": {TO_READ}" if printed else "")
         )
-    module_tables = {(of.path, of.table): of for of in find_tables(module)}
+    module_tables = {(entry.path, entry.table): entry for entry in find_tables(module)}
     names = [table for _, table in module_tables]
     tables: dict[str, TablePlan] = {}
     placements: list[Any] = []
@@ -197,8 +199,8 @@ def from_torchrec(
             where = f"TorchRec plan: table '{name}' of module '{path}'"
             module_table = module_tables.get((path, name))
             if module_table is None:
-                known = [f"'{p}/{t}'" for p, t in module_tables]
-                near = did_you_mean(f"'{path}/{name}'", known)
+                module_names = [f"'{p}/{t}'" for p, t in module_tables]
+                near = did_you_mean(f"'{path}/{name}'", module_names)
                 raise PlanError(f"{where} is not in {type(module).__name__}{near}")
             key = name if names.count(name) == 1 else f"{path}/{name}"
             parameters = write_fields(sharding, where)
@@ -264,15 +266,15 @@ def _ranks(
         placements: of all shards.
     """
     joined = dist.is_available() and dist.is_initialized()
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
     if not world:
         highest = max((rank for table in tables.values() for rank in table.ranks), default=0)
         world = int(dist.get_world_size()) if joined else 1 + highest
-    if joined and given.isdigit():
-        return world, int(given)
+    if joined and local_size.isdigit():
+        return world, int(local_size)
     # a rank minus the index of its device, as in `rank:9/cuda:1`, is a multiple of the host's size;
     # the smallest seen is the best guess
-    where = [(of.rank(), of.device().index) for of in placements]
+    where = [(placement.rank(), placement.device().index) for placement in placements]
     sizes = {rank - index for rank, index in where if index is not None and index < rank}
     return world, min(sizes, default=None) or _group_size(tables) or min(8, world)
 
@@ -296,7 +298,7 @@ def write_fields(sharding: ParameterSharding, where: str) -> dict[str, Any]:
         PlanError: a value that JSON cannot hold and nothing here knows, or a subclass.
     """
     if type(sharding) is not ParameterSharding:
-        # what a subclass does, no field tells: dynamicemb's bring lookups of their own
+        # no field tells what a subclass does: dynamicemb's bring lookups of their own
         raise PlanError(
             f"{where} has a {type(sharding).__name__}, which a shardopt plan would turn into a "
             "plain ParameterSharding; take the table out of the plan and the module that are "
@@ -366,7 +368,7 @@ def read_fields(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read(annotation: Any, value: Any, where: str) -> Any:
-    """What `_write` made `value` of, for a field with this annotation."""
+    """Undo `_write` for a field with this annotation."""
     options = get_args(annotation)
     kind = options[0] if type(None) in options else annotation
     if value is None:
@@ -406,8 +408,8 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         raise PlanError(f"{where} cannot be used: {error}") from None
 
 
-def _only(given: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
-    for key in given:
+def _only(values: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
+    for key in values:
         if key not in allowed:
             near = did_you_mean(key, allowed)
             raise PlanError(f"{where}: unknown key '{key}'{near}; allowed are {', '.join(allowed)}")

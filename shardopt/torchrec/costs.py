@@ -64,7 +64,7 @@ def _inputs(
     model: str | PathLike[str] | Workload | None,
     default_pooling_factor: float | None,
 ) -> UserInputs:
-    """What a user gives to either class below; wrong values are refused or told."""
+    """Check and join a user's arguments of either class below; warn of values not used."""
     check_bandwidths(topology)
     check_pooling_factor(default_pooling_factor)
     return UserInputs(
@@ -125,16 +125,16 @@ class ShardoptPerfEstimator(ShardEstimator):
         reasons = reasons_of(sharding_options, self._theirs, sharder_of)
         unknown = {kernel_of(o) for o in sharding_options} - set(ComputeKernel)
         ours: list[ShardingOption] = []
-        others: list[ShardingOption] = []
+        torchrecs: list[ShardingOption] = []
         for option in sharding_options:
-            left = (option.path, option.name) in reasons or kernel_of(option) in unknown
-            (others if left else ours).append(option)
-        if others:
+            unpredicted = (option.path, option.name) in reasons or kernel_of(option) in unknown
+            (torchrecs if unpredicted else ours).append(option)
+        if torchrecs:
             logger.warning(
                 "options that shardopt does not predict keep TorchRec's estimates: %s",
                 describe_reasons(reasons) or f"compute kernels {', '.join(sorted(unknown))}",
             )
-            self._torchrec_estimator.estimate(others, sharder_data_map=sharder_data_map)
+            self._torchrec_estimator.estimate(torchrecs, sharder_data_map=sharder_data_map)
         if not ours:
             return
         offered = tables_of(ours, sharder_of)
@@ -184,7 +184,7 @@ class ShardCosts:
         self._rates: dict[LookupGroup, tuple[float, float, float]] = {}
 
     def shard_perfs(self, index: int, plan: TablePlan) -> list[Perf]:
-        """One `Perf` a shard of a table, wherever the shards lie."""
+        """Return a `Perf` for each shard of a table, whatever ranks the shards lie on."""
         group = group_of(self.workload.tables[index], plan, self.workload.train_pipeline)
         return [
             self._perf(group, self.shards.of_shard(index, plan, shard)) for shard in plan.shards

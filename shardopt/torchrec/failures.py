@@ -1,4 +1,4 @@
-"""What is said, and kept to be reported, where TorchRec's plan takes the place of ours."""
+"""Warning and report where TorchRec's plan takes the place of ours."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def tell_fallback(error: Exception, module: nn.Module, ranks: TorchRecTopology) 
             error,
         )
         return
-    known = {**versions(), "torch": torch.__version__, **solver_versions()}
-    told = ", ".join(f"{name} {version}" for name, version in known.items())
-    path = _write_report(f"versions: {told}", error, module, ranks)
+    by_name = {**versions(), "torch": torch.__version__, **solver_versions()}
+    listed_versions = ", ".join(f"{name} {version}" for name, version in by_name.items())
+    path = _write_report(f"versions: {listed_versions}", error, module, ranks)
     logger.warning(
         "the plan is TorchRec's own, as shardopt failed: %s: %s; please report this, with %s",
         type(error).__name__,
         error,
-        f"the file {path}" if path else f"its traceback and the versions: {told}",
+        f"the file {path}" if path else f"its traceback and the versions: {listed_versions}",
         exc_info=None if path else error,
     )
 
@@ -62,6 +62,6 @@ def _write_report(
             "w", prefix="shardopt-failure-", suffix=".txt", delete=False, encoding="utf-8"
         ) as file:
             file.write(text)
-    except Exception:  # what failed may fail again
+    except Exception:  # the same failure may strike again
         return None
     return Path(file.name)

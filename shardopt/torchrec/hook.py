@@ -142,9 +142,10 @@ Begin = Callable[..., None]
 
 
 def or_torchrecs(begin: Begin) -> Begin:
-    """An ``__init__`` that leaves TorchRec's planner where it fails, and the error for `plan`.
+    """Wrap an ``__init__`` so that where it fails it leaves TorchRec's planner, and the error for
+    `plan`.
 
-    What cannot be used of shardopt's own arguments is raised: nothing has begun yet.
+    Arguments of shardopt's own that cannot be used are raised: nothing has begun yet.
     """
 
     @functools.wraps(begin)
@@ -154,9 +155,9 @@ def or_torchrecs(begin: Begin) -> Begin:
         except (ShardoptError, PlannerError):
             raise
         except Exception as error:
-            given = inspect.signature(begin).bind(self, *args, **more).arguments
+            arguments = inspect.signature(begin).bind(self, *args, **more).arguments
             theirs = inspect.signature(EmbeddingShardingPlanner.__init__).parameters
-            own = {name: given[name] for name in theirs if name in given and name != "self"}
+            own = {name: arguments[name] for name in theirs if name in arguments and name != "self"}
             EmbeddingShardingPlanner.__init__(self, **own)
             self._failure = error
 
@@ -164,16 +165,16 @@ def or_torchrecs(begin: Begin) -> Begin:
 
 
 Searched = tuple[Problem, Result | None, OurPlan, TorchRecsPlan | None]
-"""What was searched, its result, the plan before callbacks saw it, and TorchRec's."""
+"""Problem, result of the search, plan before callbacks saw it, and TorchRec's plan."""
 
 SECONDS, TABLES = 5.0, 100
-"""A plan takes at most so long by default, up to so many tables, and longer in proportion."""
+"""Default limit in s of a plan, and the tables it is for; more tables take longer in proportion."""
 RESERVE = 0.15
-"""Of a ceiling, for what follows the search."""
+"""Share of a ceiling for the steps after the search."""
 
 
 def plans_alone() -> bool:
-    """Whether no other process needs the same plan: one that the clock cut short depends on the
+    """Tell if no other process needs the same plan: one that the clock cuts short depends on the
     machine."""
     alone = not joined() or dist.get_world_size() == 1
     return alone and os.environ.get("WORLD_SIZE", "1") in ("", "1")
@@ -210,21 +211,21 @@ class LoadedOptions:
         space = getattr(self._enumerator, "last_stored_search_space", None) or []
         listed = {option.storage_hash() for option in space}
         same = {(o.fqn, o.sharding_type, o.compute_kernel): o for o in reversed(space)}
-        found = {}
+        by_hash = {}
         for key, option in loaded.items():
             twin = same.get((option.fqn, option.sharding_type, option.compute_kernel))
             if key not in listed and twin is not None:
                 key = twin.storage_hash()
-            found[key] = option
-        return found
+            by_hash[key] = option
+        return by_hash
 
     def restored(self, options: Options) -> Options:
         """The plan that was made of the loaded options, with the load factors they had."""
-        made = [copy.copy(option) for option in options]
-        for option in made:
+        restored = [copy.copy(option) for option in options]
+        for option in restored:
             if option.fqn in self._loaded:
                 option.cache_params = self._loaded[option.fqn].cache_params
-        return made
+        return restored
 
 
 class _SearchInTurn(Proposer, Partitioner, PerfModel):
@@ -278,14 +279,14 @@ def _in_order_of(space: Options, placed: Options) -> Options:
     return [by_table[key] for key in group_by_table(space)]
 
 
-def check_storage(options: Options, left: TorchRecTopology) -> None:
+def check_storage(options: Options, topology: TorchRecTopology) -> None:
     """Refuse a plan that does not fit by the user's own storage estimator."""
-    for before, after in zip(left.devices, without(left, options).devices, strict=True):
-        taken = before.storage - after.storage
-        if not taken.fits_in(before.storage):
+    for before, after in zip(topology.devices, without(topology, options).devices, strict=True):
+        needed = before.storage - after.storage
+        if not needed.fits_in(before.storage):
             raise PlannerError(
                 error_type=PlannerErrorType.PARTITION,
-                message=f"the storage estimator counts {taken} on rank {before.rank}, which has "
+                message=f"the storage estimator counts {needed} on rank {before.rank}, which has "
                 f"only {before.storage} left, while shardopt counted less; use a larger "
                 "storage_reservation",
             )
@@ -301,7 +302,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         enumerator, storage_reservation, debug, callbacks, plan_loader: as in
             `EmbeddingShardingPlanner`. Of a table, only what the enumerator offers is considered,
             and constraints that it alone was given count, too.
-        stats: what the plan is told to; by default `ShardoptStats`.
+        stats: reports of the plan; by default `ShardoptStats`.
         proposer, partitioner, performance_model: decide over tables that shardopt has no model
             for; for all others the search replaces them.
         constraints: TorchRec's, by table name; all fields are honoured.
@@ -337,8 +338,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             fastest measured one. See docs/learning.md.
 
     Attributes:
-        confirmed: what was measured last; None without ``confirm``.
-        found: what the last `plan` found; None before, and where nothing can be predicted.
+        confirmed: the last measured plans; None without ``confirm``.
+        found: result of the last `plan`; None before, and where nothing can be predicted.
         replicas: how ranks form groups, and what `DMPCollection` takes; None for one copy.
 
     Raises:
@@ -390,16 +391,16 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         train_pipeline: Any = None,
         confirm: Confirm | None = None,
     ) -> None:
-        known = known_workload(model)
-        constraints = merge_constraints(known, constraints)
-        batch_size = known.batch_size if batch_size is None and known else batch_size
+        workload = known_workload(model)
+        constraints = merge_constraints(workload, constraints)
+        batch_size = workload.batch_size if batch_size is None and workload else batch_size
         if batch_size is None:
             logger.warning(
                 "batch_size is not given; planning for TorchRec's default of %d samples per rank",
                 BATCH_SIZE,
             )
         check_pooling_factor(default_pooling_factor)
-        groups = replica_groups or (known.replica_groups if known else None)
+        groups = replica_groups or (workload.replica_groups if workload else None)
         self.replicas = find_replicas(groups, topology, hardware, cluster)
         job = topology
         if self.replicas is not None and job is not None:
@@ -460,10 +461,10 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._search = _SearchInTurn(self._find)
         self._proposers = [self._search]
         self._partitioner = self._perf_model = self._search
-        if train_pipeline is None and known is None:
+        if train_pipeline is None and workload is None:
             train_pipeline = pipeline_of(self._enumerator)
         self._train_pipeline = None if train_pipeline is None else tell(train_pipeline)
-        self._known = known
+        self._known = workload
         self._default_pooling_factor = default_pooling_factor
         self._example_inputs = example_inputs
         self._stop = Stop()
@@ -494,19 +495,19 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             return self._plan_as_torchrec(module, sharders, failure)
         if isinstance(failure, ShardoptError | PlannerError):
             raise failure
-        what = f"{type(failure).__name__}: {failure}"
-        raise PlannerError(error_type=PlannerErrorType.OTHER, message=what) from failure
+        message = f"{type(failure).__name__}: {failure}"
+        raise PlannerError(error_type=PlannerErrorType.OTHER, message=message) from failure
 
     def _plan_and_search(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> ShardingPlan:
-        """The plan of TorchRec's planner with our search in it."""
+        """Run TorchRec's planner with shardopt's search in it."""
         self._searched = self.found = None
         self._rivals = {}
         effort = 1.0 if self._effort is None else self._effort
         self._stop = Stop(effort, self._limit_s(module), reserve=RESERVE)
-        told = self._inputs().constraints
-        tell_device_groups(module, told, self._topology.compute_device)
+        constraints = self._inputs().constraints
+        tell_device_groups(module, constraints, self._topology.compute_device)
         check_table_sizes(module, self._topology, describe_reservation(self._storage_reservation))
         return super().plan(module, sharders)
 
@@ -537,7 +538,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         try:
             plan = super().plan(module, sharders)
         except PlannerError as error:
-            if isinstance(failure, PlannerError):  # which says more
+            if isinstance(failure, PlannerError):  # it says more
                 raise failure from error
             raise
         finally:
@@ -560,22 +561,22 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 within its timeout.
         """
         chosen = get_default_sharders() if sharders is None else sharders
-        found, rivals = on_first_rank(lambda: self._plan_for_group(module, chosen, pg), pg)
+        best_plan, rivals = on_first_rank(lambda: self._plan_for_group(module, chosen, pg), pg)
         if self._confirm is None:
-            return found
+            return best_plan
         if not rivals or self._topology.world_size < dist.get_world_size():
             logger.warning(
                 "nothing is measured: confirm compares plans of one search for all ranks of the job"
             )
-            return found
-        plans = {"plan 1": found, **rivals}
+            return best_plan
+        plans = {"plan 1": best_plan, **rivals}
         try:
             self.confirmed = confirm_plans(module, plans, self._confirm, sharders=chosen)
         except Exception as error:
             logger.warning("nothing is measured: %s: %s", type(error).__name__, error)
         if not on_all_ranks(self.confirmed is not None, pg):
             self.confirmed = None
-        return found if self.confirmed is None else self.confirmed.best.plan
+        return best_plan if self.confirmed is None else self.confirmed.best.plan
 
     def _plan_for_group(
         self,
@@ -588,11 +589,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         check_ranks(self._topology.world_size, group)
         self._waited_s = search_seconds(self._timeout_seconds, group)
         try:
-            found = self.plan(module, sharders)
+            best_plan = self.plan(module, sharders)
         finally:
             self._waited_s = None
         if self._confirm is None:
-            return found, {}
+            return best_plan, {}
         rivals = {}
         try:
             for name, options in self._rivals.items():
@@ -601,24 +602,24 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 rivals[name] = to_sharding_plan(options, self._topology)
         except Exception as error:  # a callback may take no other plan
             logger.warning("no other plan is run: %s: %s", type(error).__name__, error)
-        return found, rivals
+        return best_plan, rivals
 
-    def _find(self, left: TorchRecTopology) -> tuple[Options, float]:
-        """The best plan as one placed option per table, and its rating in ms: TorchRec's own of
-        what is left to it, where that is all.
+    def _find(self, free_topology: TorchRecTopology) -> tuple[Options, float]:
+        """Return the best plan as one placed option per table, and its rating in ms: TorchRec's own
+        where it places all tables.
 
         Args:
-            left: ranks with the memory that the reservation left.
+            free_topology: ranks with the memory that the reservation left.
         """
         whole, rating = self._search.space, 0.0
-        space = self._usable(whole, left)
+        space = self._usable(whole, free_topology)
         reasons = self._reasons(space)
         mine = [o for o in space if (o.path, o.name) not in reasons]
         theirs = [o for o in space if (o.path, o.name) in reasons]
         placed: Options = []
         if theirs:
             assert self._their_search is not None
-            placed, rating = self._their_search.place(theirs, left)
+            placed, rating = self._their_search.place(theirs, free_topology)
             logger.warning(
                 "left to TorchRec's own estimate (%.3g ms, not validated, and not in the "
                 "predicted time): %s",
@@ -629,7 +630,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             tables = group_by_table(mine)
             offered = runnable(whole, self._topology)
             offered = [o for o in offered if (o.path, o.name) in tables]
-            chosen, rating = self._choose(mine, without(left, placed), offered)
+            chosen, rating = self._choose(mine, without(free_topology, placed), offered)
             self._rivals = {
                 name: _in_order_of(whole, [*placed, *rival]) for name, rival in self._rivals.items()
             }
@@ -638,45 +639,45 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         tell_widths(placed)
         return _in_order_of(whole, placed), rating
 
-    def _usable(self, space: Options, left: TorchRecTopology) -> Options:
-        """Of what is offered, what runs and keeps the optimizer of every table."""
-        able = runnable(space, self._topology)
-        if all_left(able, left):
-            return able  # TorchRec's own plan of all tables is the one that is made
-        ranks = read_topology(left, self._hardware)
+    def _usable(self, space: Options, free_topology: TorchRecTopology) -> Options:
+        """Return the offered options that run and keep the optimizer of every table."""
+        usable = runnable(space, self._topology)
+        if all_left(usable, free_topology):
+            return usable  # TorchRec's own plan of all tables is the one that is made
+        ranks = read_topology(free_topology, self._hardware)
 
         def plan_of_torchrec() -> Options | None:
-            """By TorchRec's own costs: those of a Topology are nobody's measure of ours."""
-            if not given_costs(left):
-                return torchrecs_plan(able, ranks)
+            """Plan by TorchRec's own costs, as those of a Topology say nothing of shardopt's."""
+            if not given_costs(free_topology):
+                return torchrecs_plan(usable, ranks)
             usual = usual_topology(self._topology)
             enumerator = EmbeddingEnumerator(usual, self._batch_size, self._inputs().constraints)
-            return plan_by_usual_costs(able, ranks, enumerator, self._request)
+            return plan_by_usual_costs(usable, ranks, enumerator, self._request)
 
-        return trained_alike(able, plan_of_torchrec, self._inputs().constraint)
+        return trained_alike(usable, plan_of_torchrec, self._inputs().constraint)
 
     def _reasons(self, options: Options) -> dict[TableKey, str]:
         """Tables that are left to TorchRec, and why."""
         return reasons_of(options, self._topology, by_module(self._request[1]))
 
-    def _problem(self, space: Options, left: TorchRecTopology) -> Problem:
+    def _problem(self, space: Options, free_topology: TorchRecTopology) -> Problem:
         """The tables that options are of, on the ranks with the memory that is left."""
         workload = read_workload(*self._request, space, self._inputs())
-        return problem_of(workload, left, self._hardware, self._links, self.replicas)
+        return problem_of(workload, free_topology, self._hardware, self._links, self.replicas)
 
     def _choose(
-        self, space: Options, left: TorchRecTopology, offered: Options
+        self, space: Options, free_topology: TorchRecTopology, offered: Options
     ) -> tuple[Options, float]:
-        """What the search chooses for tables that shardopt predicts.
+        """Choose the options of the tables that shardopt predicts.
 
         Args:
             space: options that train every table as TorchRec's plan does.
-            offered: all that run, of the same tables.
+            offered: all options of the same tables that run.
         """
-        problem = self._problem(space, left)
+        problem = self._problem(space, free_topology)
         theirs = torchrecs_plan(offered, problem.topology)
         try:
-            return self._search_in(problem, space, left, theirs)
+            return self._search_in(problem, space, free_topology, theirs)
         except (ShardoptError, PlannerError) as error:
             if theirs is not None and self._stop.remaining_s <= 0 and not self._strict:
                 logger.warning("no time is left to search, so the plan is TorchRec's: %s", error)
@@ -697,22 +698,26 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if too_little:
             self._stop.resume()
             with suppress(InfeasibleError, PlannerError):
-                return self._search_in(problem, space, left, theirs)
+                return self._search_in(problem, space, free_topology, theirs)
         self._keep(problem, None, theirs)
         return theirs, 0.0
 
     def _search_in(
-        self, problem: Problem, space: Options, left: TorchRecTopology, theirs: Options | None
+        self,
+        problem: Problem,
+        space: Options,
+        free_topology: TorchRecTopology,
+        theirs: Options | None,
     ) -> tuple[Options, float]:
-        """The fastest plan of a problem, if the user's storage estimator accepts it; TorchRec's
-        where that gains nothing.
+        """Return the fastest plan of a problem, if the user's storage estimator accepts it;
+        TorchRec's where that gains nothing.
 
         Args:
             theirs: TorchRec's plan.
         """
-        given = self._inputs()
+        inputs = self._inputs()
         windows = self._scenarios.read_windows(
-            lambda window: read_workload(*self._request, space, given._replace(known=window))
+            lambda window: read_workload(*self._request, space, inputs._replace(known=window))
         )
         result, *_ = find_plans(
             replace(problem, aim=self._objective),
@@ -730,11 +735,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             free = self._objective == NOMINAL and self._confirm is None
             free = free and all(option.compute_kernel != CUSTOMIZED for option in theirs)
             if free and torchrecs.ties(result.best.iteration_ms):
-                self._keep(problem, result, theirs, replace(torchrecs, kept=True))
+                self._keep(problem, result, theirs, replace(torchrecs, returned=True))
                 return theirs, torchrecs.iteration_ms
         options = to_options(result.best.plan, problem.workload, space)
         self._enumerator.populate_estimates(options)
-        check_storage(options, left)
+        check_storage(options, free_topology)
         self._keep(problem, result, options, torchrecs)
         if self._confirm is not None and self.replicas is None:  # plans to measure beside the best
             self._rivals = {
@@ -751,12 +756,12 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         options: Options,
         torchrecs: TorchRecsPlan | None = None,
     ) -> None:
-        """What was chosen, before callbacks see it."""
+        """Keep the chosen plan as it is before callbacks see it."""
         plan = to_plan(options, problem.workload, problem.topology)
         self._searched = problem, result, plan, torchrecs
 
     def _inputs(self) -> UserInputs:
-        """What the user gives; the enumerator's own constraints decide, as in TorchRec."""
+        """Return the user's inputs; the enumerator's own constraints decide, as in TorchRec."""
         theirs = constraints_of(self._enumerator)
         return UserInputs(
             self._batch_size,
@@ -778,38 +783,49 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 self.found = replace(self.found, constraint_costs=costs)
                 self._tell(self.found)
         except Exception as error:  # callbacks may return anything
-            what = str(error) if isinstance(error, ShardoptError) else repr(error)
-            logger.warning("the plan cannot be predicted: %s", what)
+            reason = str(error) if isinstance(error, ShardoptError) else repr(error)
+            logger.warning("the plan cannot be predicted: %s", reason)
         return options
 
-    def _tell(self, found: LastSearch) -> None:
+    def _tell(self, last_search: LastSearch) -> None:
         """Log what is predicted, how training differs from TorchRec's, and what is not allowed."""
-        for line in (describe(found), *short_of(found.prediction.memory)):
+        for line in (describe(last_search), *short_of(last_search.prediction.memory)):
             logger.warning("%s", line)
-        if found.result is None:
+        if last_search.result is None:
             return
-        if found.constraint_costs is not None:
+        costs = last_search.constraint_costs
+        if costs is not None:
             logger.warning(
                 "%s",
-                price_lines(found.constraint_costs, found.problem, self._inputs().constraints),
+                price_lines(costs, last_search.problem, self._inputs().constraints),
             )
-        tell_column_states(found.plan, found.torchrecs, found.problem)
+        tell_column_states(last_search.plan, last_search.torchrecs, last_search.problem)
         if self._stop.remaining_s > 0:
-            tell_replicable(found.plan, found.problem, self._replicable(found.problem.workload))
+            tell_replicable(
+                last_search.plan,
+                last_search.problem,
+                self._replicable(last_search.problem.workload),
+            )
 
-    def _constraint_costs(self, found: LastSearch) -> ConstraintCosts | None:
-        """What the user's constraints cost; None where there is no time, and where an enumerator of
-        the user's own decides what there is without them."""
-        left = self._stop.remaining_s
-        if found.result is None or left <= 0 or type(self._enumerator) is not EmbeddingEnumerator:
+    def _constraint_costs(self, last_search: LastSearch) -> ConstraintCosts | None:
+        """Price the user's constraints; None where no time is left, and where the options without
+        them are up to an enumerator of the user's own."""
+        remaining_s = self._stop.remaining_s
+        if (
+            last_search.result is None
+            or remaining_s <= 0
+            or type(self._enumerator) is not EmbeddingEnumerator
+        ):
             return None
         budget = Stop(
             self._stop.effort * FREE_EFFORT,
-            None if left == math.inf else left,
+            None if remaining_s == math.inf else remaining_s,
             reserve=FREE_RESERVE,
         )
-        given = self._request, self._inputs(), self._topology
-        return price_torchrecs_constraints(found.problem, found.plan, *given, budget, self._seed)
+        arguments = self._request, self._inputs(), self._topology
+        return price_torchrecs_constraints(
+            last_search.problem, last_search.plan, *arguments, budget, self._seed
+        )
 
     def _replicable(self, workload: Workload) -> list[str]:
         """Keys of tables that TorchRec offers to replicate."""
@@ -826,8 +842,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         return replace(problem.topology, installed_bytes=installed, limit_bytes=installed)
 
     def _describe(self, options: Options) -> LastSearch | None:
-        left = self._reasons(options)
-        mine = [option for option in options if (option.path, option.name) not in left]
+        unpredicted = self._reasons(options)
+        mine = [option for option in options if (option.path, option.name) not in unpredicted]
         if not mine:
             return None
         problem, result, before, torchrecs = self._searched or (None, None, None, None)
@@ -836,9 +852,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             problem = self._problem(mine, reserved)
         there, workload = {(o.path or "ebc", o.name) for o in mine}, problem.workload
         tables = zip(workload.keys, workload.tables, strict=True)
-        gone = [f"'{key}'" for key, table in tables if (table.module, table.name) not in there]
-        if gone:
-            raise InputError(f"callbacks left out table{'s' * (len(gone) > 1)} {listed(gone)}")
+        missing = [f"'{key}'" for key, table in tables if (table.module, table.name) not in there]
+        if missing:
+            raise InputError(
+                f"callbacks left out table{'s' * (len(missing) > 1)} {listed(missing)}"
+            )
         plan = to_plan(mine, workload, problem.topology)
         unchanged = (before or plan).tables
         return LastSearch(
@@ -847,7 +865,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             plan,
             predict(problem.workload, self._installed(problem), problem.hardware, plan),
             tuple(key for key, table in plan.tables.items() if table != unchanged[key]),
-            left,
+            unpredicted,
             self._stand_in,
             torchrecs,
         )

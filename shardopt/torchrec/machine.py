@@ -1,4 +1,4 @@
-"""What a planner plans for: ranks and memory of the Topology, costs of the device, groups of ranks.
+"""A planner's machine: ranks and memory of the Topology, costs of the device, groups of ranks.
 
 Costs come from the profile. The bandwidths of TorchRec's Topology are looked at and not used.
 """
@@ -78,13 +78,14 @@ def read_cluster(path: str | PathLike[str], theirs: TorchRecTopology) -> Cluster
     cluster = load_cluster(Path(path))
     local = cluster.ranks_per_host
     group = max(local, cluster.nvlink_domain)
-    given = (cluster.world_size, local, group)
+    actual = (cluster.world_size, local, group)
     expected = (theirs.world_size, theirs.local_world_size, theirs.intra_group_size)
-    if given != expected:
+    if actual != expected:
         raise InputError(
-            f"cluster file {path} has {given[0]} ranks, {given[1]} a host, in groups of {given[2]} "
-            f"joined by NVLink; the topology has {expected[0]}, {expected[1]} and {expected[2]}: "
-            "give both the same (Topology's pod_size says how many hosts NVLink joins)"
+            f"cluster file {path} has {actual[0]} ranks, {actual[1]} a host, in groups of "
+            f"{actual[2]} joined by NVLink; the topology has {expected[0]}, {expected[1]} and "
+            f"{expected[2]}: give both the same (Topology's pod_size says how many hosts NVLink "
+            "joins)"
         )
     return cluster
 
@@ -144,8 +145,8 @@ def usual_topology(theirs: TorchRecTopology) -> TorchRecTopology:
 
 def given_costs(theirs: TorchRecTopology) -> dict[str, float]:
     """The parameters among `COSTS` that are not TorchRec's own, with their values."""
-    known, usual = _costs_of(theirs), _costs_of(usual_topology(theirs))
-    return {name: value for name, value in known.items() if value != usual.get(name)}
+    costs, usual = _costs_of(theirs), _costs_of(usual_topology(theirs))
+    return {name: value for name, value in costs.items() if value != usual.get(name)}
 
 
 def _costs_of(theirs: TorchRecTopology) -> dict[str, float]:
@@ -164,8 +165,8 @@ def check_bandwidths(theirs: TorchRecTopology) -> None:
 
     Costs never come from the Topology, but its author may use it for other planners too.
     """
-    given = given_costs(theirs)
-    fast = {n: v for n, v in given.items() if n.endswith("_bw") and v > units.gb_per_s(MOST_GB_S)}
+    costs = given_costs(theirs)
+    fast = {n: v for n, v in costs.items() if n.endswith("_bw") and v > units.gb_per_s(MOST_GB_S)}
     for name, value in fast.items():
         logger.warning(
             "Topology(%s=%g) is %g GB/s, more than any hardware has, and not used here. "
@@ -177,9 +178,9 @@ def check_bandwidths(theirs: TorchRecTopology) -> None:
             name,
             value / 1e3,
         )
-    others = ", ".join(f"{name}={value:g}" for name, value in given.items() if name not in fast)
-    if others:
-        _tell_unused(others)
+    rest = ", ".join(f"{name}={value:g}" for name, value in costs.items() if name not in fast)
+    if rest:
+        _tell_unused(rest)
 
 
 @cache
@@ -200,7 +201,7 @@ def unknown_device(device: str) -> InputError:
     )
 
 
-def detect_hardware(given: str | HardwareProfile | None, device: str) -> HardwareProfile:
+def detect_hardware(hardware: str | HardwareProfile | None, device: str) -> HardwareProfile:
     """The given profile, else that of the GPU found here, else the default; the choice is logged.
 
     Args:
@@ -211,8 +212,8 @@ def detect_hardware(given: str | HardwareProfile | None, device: str) -> Hardwar
     """
     if device not in DEVICES:
         raise unknown_device(device)
-    if given is not None:
-        profile = given if isinstance(given, HardwareProfile) else load_hardware(given)
+    if hardware is not None:
+        profile = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
         if profile.device != device:
             raise InputError(
                 f"the topology is of {device} devices, but the hardware profile {profile.name} is "
@@ -220,12 +221,12 @@ def detect_hardware(given: str | HardwareProfile | None, device: str) -> Hardwar
                 f"Topology(compute_device='{profile.device}')"
             )
         return profile
-    seen = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    gpu_name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     if device == "cpu":
         name, why = CPU_PROFILE, "the topology is of CPUs"
     else:
         name = profile_of_here(device) or DEFAULT_HARDWARE
-        why = f"the GPU here is {seen}" if seen else "the default, as there is no GPU here"
+        why = f"the GPU here is {gpu_name}" if gpu_name else "the default, as there is no GPU here"
     logger.info("using hardware profile %s (%s); hardware= selects another", name, why)
     return load_hardware(name)
 
@@ -240,7 +241,7 @@ def profile_of_here(device: str) -> str | None:
 
 @dataclass(frozen=True)
 class Replicas:
-    """How the ranks of a job form groups.
+    """Groups of the ranks of a job.
 
     Args:
         group: the ranks of one sharding group; its ``job`` are all ranks.
@@ -251,7 +252,7 @@ class Replicas:
 
     def planner_topology(self, job: TorchRecTopology) -> TorchRecTopology:
         """The topology of a sharding group, as TorchRec's planner takes it."""
-        given = job.comms_bandwidths
+        bandwidths = job.comms_bandwidths
         return TorchRecTopology(
             world_size=self.group.world_size,
             compute_device=job.compute_device,
@@ -260,12 +261,12 @@ class Replicas:
             local_world_size=self.group.intra_group_size,
             hbm_mem_bw=job.hbm_mem_bw,
             ddr_mem_bw=job.ddr_mem_bw,
-            generalized_comms_bandwidths=given,
+            generalized_comms_bandwidths=bandwidths,
         )
 
     @property
     def collection_arguments(self) -> dict[str, Any]:
-        """What `DMPCollection` takes beside module, device, plan and process group."""
+        """Return `DMPCollection`'s arguments beside module, device, plan and process group."""
         facts = self.groups.facts(self.group.whole)
         return {
             "world_size": facts["world_size"],
@@ -321,26 +322,26 @@ def find_replicas(
 
 def problem_of(
     workload: Workload,
-    left: TorchRecTopology,
+    free_topology: TorchRecTopology,
     hardware: HardwareProfile,
     cluster: ClusterConfig | None,
     replicas: Replicas | None,
 ) -> Problem:
-    """What the search takes.
+    """Return the problem that the search solves.
 
     Args:
-        left: the ranks that the plan covers, with the memory that the reservation left.
+        free_topology: the ranks that the plan covers, with the memory that the reservation left.
 
     Raises:
         InputError: TorchRec cannot average a table.
     """
     if replicas is None:
         workload = replace(workload, replica_groups=None)
-        ranks = read_topology(left, hardware, cluster)
+        ranks = read_topology(free_topology, hardware, cluster)
         return Problem(workload, limit_processes(workload, ranks, hardware.device), hardware)
     workload = replace(workload, replica_groups=replicas.groups)
     workload.sharding_group(replicas.group.whole)
-    ranks = read_topology(left, hardware)
+    ranks = read_topology(free_topology, hardware)
     hbm, ddr = ranks.hbm_cap_bytes, ranks.ddr_cap_bytes
     group = replace(replicas.group, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
     return Problem(workload, limit_processes(workload, group, hardware.device), hardware)

@@ -107,21 +107,23 @@ def to_yaml(
     if dense_optimizer is not None:
         name_of_optimizer(dense_optimizer)
     _check("compute_device", compute_device, ("cuda", "cpu"))
-    given = dict(constraints or {})
+    constraint_of = dict(constraints or {})
     chosen = list(get_default_sharders() if sharders is None else sharders)
     with silence_torchrec():
         one_gpu = TorchRecTopology(world_size=1, compute_device="cuda")
         # the file is for any device: one that a constraint asks for is checked when it is planned
-        any_device = {name: replace(item, device_group=None) for name, item in given.items()}
+        any_device = {
+            name: replace(item, device_group=None) for name, item in constraint_of.items()
+        }
         options = EmbeddingEnumerator(one_gpu, batch_size, any_device).enumerate(module, chosen)
-    seen = {} if stats is None else read_stats(Path(stats))
+    measured = {} if stats is None else read_stats(Path(stats))
     inputs = UserInputs(
         batch_size,
-        given,
+        constraint_of,
         None,
         default_pooling_factor,
         strict=True,
-        measured=seen,
+        measured=measured,
         train_pipeline=assumed,
     )
 
@@ -156,14 +158,14 @@ def to_yaml(
         names = listed(dict.fromkeys(table.option.name for table in defaults))
         guessed[f"optimizer is exact_sgd, FBGEMM's default, of {names}"] = None
     notes = ["Written from a module. Guessed, so correct what is otherwise:"]
-    notes += [f"  {what}" for what, known in guessed.items() if known is None]
+    notes += [f"  {note}" for note, source in guessed.items() if source is None]
     left_out = [assumed.leaves_out] if assumed.leaves_out else []
-    notes += [f"Not priced: {what}." for what in (*left_out, *not_priced(module, tables))]
+    notes += [f"Not priced: {note}." for note in (*left_out, *not_priced(module, tables))]
     write_model(Path(path), written, notes)
     if stats is None:
         return with_digest(written, notes)
     named = relative(Path(stats), Path(path))
-    values = {name: {DISTRIBUTION: {"file": named, "feature": name}} for name in seen}
+    values = {name: {DISTRIBUTION: {"file": named, "feature": name}} for name in measured}
     text = fill_model(Path(path).read_text(encoding="utf-8"), values, Path(path), Path(path))
     atomic_write_text(Path(path), text)
     return load_model(Path(path))
@@ -171,10 +173,10 @@ def to_yaml(
 
 def _given_dense(section: Mapping[str, Any]) -> Dense:
     problems = Problems("dense=")
-    found, _ = read_dense(dict(section), Path(), problems)
+    section_dense, _ = read_dense(dict(section), Path(), problems)
     problems.raise_if_any()
-    assert found is not None
-    return found
+    assert section_dense is not None
+    return section_dense
 
 
 def _guessed_dense(
@@ -194,6 +196,6 @@ def _guessed_dense(
     }
 
 
-def _check(what: str, given: str | None, allowed: Collection[str]) -> None:
-    if given is not None and given not in allowed:
-        raise InputError(f"{what} is {given!r}; allowed are {', '.join(allowed)}")
+def _check(name: str, value: str | None, allowed: Collection[str]) -> None:
+    if value is not None and value not in allowed:
+        raise InputError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")

@@ -91,21 +91,21 @@ class TorchRecSearch:
         error: PlannerError | None = None
         for proposer in self.proposers:
             proposer.load(search_space=space, enumerator=self.enumerator)
-            seen: dict[tuple[int, ...], tuple[Options | None, float | None]] = {}
+            rated_plans: dict[tuple[int, ...], tuple[Options | None, float | None]] = {}
             while proposal := proposer.propose():
                 key = tuple(sorted(map(hash, proposal)))
-                if key not in seen:
+                if key not in rated_plans:
                     try:
-                        made = self.partitioner.partition(
+                        partition = self.partitioner.partition(
                             proposal=proposal, storage_constraint=topology
                         )
-                        rated = self.performance_model.rate(plan=made)
-                        seen[key] = made, rated
+                        rated = self.performance_model.rate(plan=partition)
+                        rated_plans[key] = partition, rated
                         if best is None or rated < best[1]:
-                            best = copy.deepcopy(made), rated
+                            best = copy.deepcopy(partition), rated
                     except PlannerError as refused:
-                        error, seen[key] = refused, (None, None)
-                plan, rating = seen[key]
+                        error, rated_plans[key] = refused, (None, None)
+                plan, rating = rated_plans[key]
                 proposer.feedback(
                     partitionable=plan is not None,
                     plan=proposal if plan is None else plan,
@@ -122,11 +122,11 @@ class TorchRecSearch:
 
 
 def without(topology: TorchRecTopology, options: Options) -> TorchRecTopology:
-    """The memory that placed options leave."""
-    left = copy.deepcopy(topology)
+    """Return the topology with the memory that placed options leave."""
+    remaining = copy.deepcopy(topology)
     for shard in (shard for option in options for shard in option.shards):
-        left.devices[shard.rank].storage -= shard.storage
-    return left
+        remaining.devices[shard.rank].storage -= shard.storage
+    return remaining
 
 
 def describe_reasons(reasons: Mapping[TableKey, str]) -> str:
@@ -146,7 +146,7 @@ BY_HOST = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 
 
 def runnable(options: Sequence[ShardingOption], topology: TorchRecTopology) -> Options:
-    """Without what TorchRec offers and cannot run, as far as a table has something else.
+    """Leave out options that TorchRec offers and cannot run, where a table has others.
 
     That is a replicated table of a module with a fused optimizer on CPUs: TorchRec hands the CPU to
     `DistributedDataParallel` as one of ``device_ids``, which takes GPUs alone
@@ -155,14 +155,14 @@ def runnable(options: Sequence[ShardingOption], topology: TorchRecTopology) -> O
     ranks are part of one host, it is a table with a row shard for every place of the host.
     """
     part = topology.world_size < topology.intra_group_size
-    able = [
+    usable = [
         option
         for option in options
         if _runs(option, topology.compute_device) and not (part and option.sharding_type in BY_HOST)
     ]
-    found = group_by_table(able)
-    kept = (found.get(key, offered) for key, offered in group_by_table(options).items())
-    return [option for of_table in kept for option in of_table]
+    usable_of = group_by_table(usable)
+    by_table = (usable_of.get(key, offered) for key, offered in group_by_table(options).items())
+    return [option for of_table in by_table for option in of_table]
 
 
 def _runs(option: ShardingOption, device: str) -> bool:
@@ -191,7 +191,7 @@ def trained_alike(
     theirs: Callable[[], Options | None],
     constraint: Callable[[str], ParameterConstraints],
 ) -> Options:
-    """Only options under which each table is stepped by what steps it under TorchRec's own plan.
+    """Keep the options that step each table by the optimizer that steps it under TorchRec's plan.
 
     A table of the dense kernel, as every replicated one is, leaves the optimizer that was fused
     into its backward, or that of the sharder's ``fused_params``: the training script's optimizer of
@@ -246,19 +246,19 @@ STEPPED_BY = {
     "are stepped by the script's dense optimizer",
     True: "in modules with an optimizer of their own, are stepped by that",
 }
-"""Whether a module has an optimizer of its own -> what is said of its tables."""
+"""Module has an optimizer of its own -> words on its tables."""
 
 
 def tell_dense(placed: Sequence[ShardingOption]) -> None:
     """Name the tables of a plan that have the dense kernel, and what steps them."""
-    for own, what in STEPPED_BY.items():
+    for own, stepped_by in STEPPED_BY.items():
         names = [
             f"'{option.path}.{option.name}'" if option.path else f"'{option.name}'"
             for option in placed
             if option.compute_kernel == DENSE and _has_own_optimizer(option) == own
         ]
         if names:
-            logger.warning("tables that have the dense kernel, %s: %s", what, listed(names))
+            logger.warning("tables that have the dense kernel, %s: %s", stepped_by, listed(names))
 
 
 def _has_own_optimizer(option: ShardingOption) -> bool:
@@ -278,9 +278,9 @@ def torchrecs_plan(options: Sequence[ShardingOption], topology: Topology) -> Opt
         options: of all tables, with estimates.
         topology: ranks with the memory that the reservation left.
     """
-    known = group_by_table(o for o in options if kernel_of(o) in set(ComputeKernel))
-    tables = list(known.values())
-    costed = [[_costed(t, i, o) for i, o in enumerate(found)] for t, found in enumerate(tables)]
+    by_table = group_by_table(o for o in options if kernel_of(o) in set(ComputeKernel))
+    tables = list(by_table.values())
+    costed = [[_costed(t, i, o) for i, o in enumerate(offered)] for t, offered in enumerate(tables)]
     best = best_proposal(costed, topology)
     if best.choices is None:
         return None
@@ -325,6 +325,6 @@ def plan_by_usual_costs(
         request: module and sharders.
     """
     offered = {(o.path, o.name, o.sharding_type, kernel_of(o)) for o in options}
-    found = enumerator.enumerate(*request)
-    same = [o for o in found if (o.path, o.name, o.sharding_type, kernel_of(o)) in offered]
+    enumerated = enumerator.enumerate(*request)
+    same = [o for o in enumerated if (o.path, o.name, o.sharding_type, kernel_of(o)) in offered]
     return torchrecs_plan(same, ranks)

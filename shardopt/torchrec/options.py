@@ -35,12 +35,12 @@ CUSTOMIZED = "customized_kernel"
 
 def kernel_of(option: ShardingOption) -> str:
     """The compute kernel of an option, one of dynamicemb by shardopt's name."""
-    told = getattr(option, "dynamicemb_options", None)
-    if option.compute_kernel != CUSTOMIZED or told is None:
+    dynamicemb = getattr(option, "dynamicemb_options", None)
+    if option.compute_kernel != CUSTOMIZED or dynamicemb is None:
         return str(option.compute_kernel)
     if option.cache_load_factor in (None, 1.0):
         return ComputeKernel.DYNAMICEMB
-    caching = bool(getattr(told, "caching", False))
+    caching = bool(getattr(dynamicemb, "caching", False))
     return ComputeKernel.DYNAMICEMB_CACHING if caching else ComputeKernel.DYNAMICEMB_HYBRID
 
 
@@ -53,10 +53,10 @@ def store_caches(option: ShardingOption) -> dict[str, int]:
 
 def group_by_table(options: Iterable[ShardingOption]) -> dict[TableKey, list[ShardingOption]]:
     """The options of every table of a search space, in its order."""
-    found: dict[TableKey, list[ShardingOption]] = {}
+    by_table: dict[TableKey, list[ShardingOption]] = {}
     for option in options:
-        found.setdefault((option.path, option.name), []).append(option)
-    return found
+        by_table.setdefault((option.path, option.name), []).append(option)
+    return by_table
 
 
 def to_options(
@@ -119,8 +119,8 @@ def _to_option(
         for shard in shards
     ]
     if name_factor and table.cache_load_factor is not None:
-        given = option.cache_params or CacheParams()
-        option.cache_params = replace(given, load_factor=table.cache_load_factor)
+        params = option.cache_params or CacheParams()
+        option.cache_params = replace(params, load_factor=table.cache_load_factor)
     return option
 
 

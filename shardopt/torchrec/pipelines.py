@@ -13,7 +13,7 @@ from shardopt.torchrec.logs import logger
 
 
 class Assumed(NamedTuple):
-    """How a pipeline is priced.
+    """Price model of a train pipeline.
 
     Args:
         pipeline: of `PIPELINES`, whose time and memory are predicted.
@@ -59,28 +59,28 @@ KNOWN = {
     ),
     "StagedTrainPipeline": Assumed("base", "what its stages run ahead"),
 }
-"""By class of TorchRec."""
+"""Price model by class of TorchRec."""
 
 
-def priced_as(given: Any) -> Assumed:
-    """How a pipeline is priced.
+def priced_as(pipeline: Any) -> Assumed:
+    """Return the price model of a train pipeline.
 
     Args:
-        given: one of `PIPELINES`, a class of TorchRec or its name, a subclass, or a pipeline.
+        pipeline: one of `PIPELINES`, a class of TorchRec or its name, a subclass, or a pipeline.
 
     Raises:
         InputError: nothing is known of it.
     """
-    if given in PIPELINES:
-        return Assumed(given)
-    kind = given if isinstance(given, type | str) else type(given)
+    if pipeline in PIPELINES:
+        return Assumed(pipeline)
+    kind = pipeline if isinstance(pipeline, type | str) else type(pipeline)
     names = [kind] if isinstance(kind, str) else [base.__name__ for base in kind.__mro__]
     for name in names:
         if name in KNOWN:
-            found = KNOWN[name]
+            assumed = KNOWN[name]
             own = f"what {names[0]} changes of {name}" if name != names[0] else ""
-            left = "; ".join(part for part in (found.leaves_out, own) if part)
-            return found._replace(leaves_out=left)
+            left_out = "; ".join(part for part in (assumed.leaves_out, own) if part)
+            return assumed._replace(leaves_out=left_out)
     allowed = [*PIPELINES, *KNOWN]
     raise InputError(
         f"train_pipeline is {names[0]!r}{did_you_mean(names[0], allowed)}; allowed are "
@@ -89,16 +89,17 @@ def priced_as(given: Any) -> Assumed:
     )
 
 
-def tell(given: Any) -> Assumed:
-    """How a pipeline is priced; what that leaves out is logged.
+def tell(pipeline: Any) -> Assumed:
+    """Return the price model of a train pipeline, and log what it leaves out.
 
     Raises:
         InputError: as `priced_as`.
     """
-    found = priced_as(given)
-    if found.leaves_out:
-        name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    assumed = priced_as(pipeline)
+    if assumed.leaves_out:
+        kind = type(pipeline).__name__
+        name = pipeline if isinstance(pipeline, str) else getattr(pipeline, "__name__", kind)
         logger.warning(
-            "train_pipeline %s is predicted as %s: %s", name, found.pipeline, found.leaves_out
+            "train_pipeline %s is predicted as %s: %s", name, assumed.pipeline, assumed.leaves_out
         )
-    return found
+    return assumed

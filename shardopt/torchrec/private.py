@@ -64,7 +64,7 @@ TOUCHED = (
 )
 
 WRAPPED = ("_embedding_bag_collection", "_embedding_module")
-"""Where modules that TorchRec shards as a whole hold the child that has the tables."""
+"""Attributes in which modules that TorchRec shards as a whole hold the child with the tables."""
 
 
 def wrapped(module: Any) -> Any:
@@ -75,18 +75,18 @@ def wrapped(module: Any) -> Any:
 
 
 def feature_processors(module: Any) -> Any:
-    """Of a module, or of the wrapper of its processors; None if there are none."""
+    """Return the processors of a module, or of their wrapper; None if there are none."""
     return getattr(module, "_feature_processors", None)
 
 
 def remaps_ids(module: Any) -> bool:
-    """Whether managed collisions remap a module's ids."""
+    """Tell if managed collisions remap a module's ids."""
     return hasattr(module, "_managed_collision_collection")
 
 
 def deduplicates_ids(sharder: Any) -> bool:
-    """Whether a sharder was asked to send distinct ids only."""
-    # that of a managed-collision module wraps the sharder of the collection
+    """Tell if a sharder sends distinct ids only."""
+    # a managed-collision module's sharder wraps the sharder of the collection
     return bool(getattr(getattr(sharder, "_e_sharder", sharder), "_use_index_dedup", False))
 
 
@@ -104,7 +104,7 @@ def keep_optimizers(parameter: Any, other: Any) -> None:
 
 
 def constraints_of(enumerator: Any) -> Mapping[str, ParameterConstraints]:
-    """Those that an enumerator was given; custom ones may have none."""
+    """Return the constraints of an enumerator; custom ones may have none."""
     return getattr(enumerator, "_constraints", None) or {}
 
 
@@ -117,13 +117,20 @@ PIPELINES = {
 
 
 def pipeline_of(enumerator: Any) -> str | None:
-    """The train pipeline that a storage estimator of an enumerator was told of; None if none."""
-    told = [getattr(e, "_pipeline_type", None) for e in getattr(enumerator, "_estimators", ())]
-    return next((PIPELINES[of.value] for of in told if of and of.value in PIPELINES), None)
+    """Return the train pipeline that a storage estimator of an enumerator names; None if none."""
+    named = [getattr(e, "_pipeline_type", None) for e in getattr(enumerator, "_estimators", ())]
+    return next(
+        (
+            PIPELINES[pipeline.value]
+            for pipeline in named
+            if pipeline and pipeline.value in PIPELINES
+        ),
+        None,
+    )
 
 
 def describe_reservation(reservation: StorageReservation) -> str:
-    """In the words of TorchRec's own message where no plan fits."""
+    """Describe a reservation in the words of TorchRec's own message where no plan fits."""
     fixed = getattr(reservation, "_hbm_reserved_bytes", None)
     if fixed is not None:
         return f"Storage reservation: {round(bytes_to_gb(fixed), 3)} GB per device"
@@ -147,7 +154,7 @@ def shortest_timeout_s(group: Any) -> float | None:
 
 
 def dense_part_of(dmp: Any) -> Any:
-    """What a `DistributedModelParallel` wraps its module in."""
+    """Return the wrapper that a `DistributedModelParallel` has around its module."""
     return dmp._dmp_wrapped_module
 
 

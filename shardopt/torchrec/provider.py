@@ -42,7 +42,7 @@ with needs_torchrec():
 
 
 class MachinePlan(NamedTuple):
-    """What a module does on one machine.
+    """Answer and plan of a module on one machine.
 
     Args:
         machine: with the answer there, as ``shardopt plan`` has it for one of several.
@@ -77,20 +77,20 @@ def plan_machines(
     Raises:
         InputError: something given cannot be used.
     """
-    kept = ResultCache.of_user() if cache else None
+    result_cache = ResultCache.of_user() if cache else None
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{type(module).__name__}.yaml"
         to_yaml(module, path, batch_size=batch_size, **capture)
         request = PlanRequest(model=path, effort=effort)
-        found = list(plan_model(request, hardware, gpus, prices or {}, kept, stop_of))
-    return [MachinePlan(one, _for_torchrec(one, module)) for one in found]
+        machines = list(plan_model(request, hardware, gpus, prices or {}, result_cache, stop_of))
+    return [MachinePlan(machine, _for_torchrec(machine, module)) for machine in machines]
 
 
-def _for_torchrec(found: OnMachine, module: nn.Module) -> ShardingPlan | None:
-    if found.answer is None:
+def _for_torchrec(machine: OnMachine, module: nn.Module) -> ShardingPlan | None:
+    if machine.answer is None:
         return None
-    device = found.answer.setting.hardware.device
-    return to_torchrec(found.answer.result.best.plan, module, device=device)
+    device = machine.answer.setting.hardware.device
+    return to_torchrec(machine.answer.result.best.plan, module, device=device)
 
 
 class NoProviderError(ShardoptError, ImportError):
@@ -156,13 +156,13 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
         Raises:
             InputError: none is given and none is shipped for it.
         """
-        given = self._hardware.get(sku, profile_of_device(sku))
-        if given is None:
+        profile = self._hardware.get(sku, profile_of_device(sku))
+        if profile is None:
             raise InputError(
                 f"no hardware profile is known for SKU '{sku}'; give one: "
                 f"ShardoptPlannerProvider(hardware={{'{sku}': 'h100-sxm'}})"
             )
-        return given if isinstance(given, HardwareProfile) else load_hardware(given)
+        return profile if isinstance(profile, HardwareProfile) else load_hardware(profile)
 
     def build_topology(self, sku: str, request: Any, ctx: Any) -> TorchRecTopology:
         """Build TorchRec's topology, with the profile's memory where the request names none."""
@@ -192,10 +192,10 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
         if unused:
             logger.warning("shardopt ignores these fields of planner_config: %s", ", ".join(unused))
         profile = self.profile(sku)
-        told = merge_constraints(self._known, request.constraints)
+        constraints = merge_constraints(self._known, request.constraints)
         estimators = [
-            ShardoptPerfEstimator(topology, told, hardware=profile, model=self._known),
-            self._build_storage_estimator(topology, told, config),
+            ShardoptPerfEstimator(topology, constraints, hardware=profile, model=self._known),
+            self._build_storage_estimator(topology, constraints, config),
         ]
         return ShardoptPlanner(
             topology,
@@ -204,7 +204,7 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
             constraints=request.constraints,
             storage_reservation=storage_reservation,
             enumerator=EmbeddingEnumerator(
-                topology, request.batch_size, told, estimator=estimators
+                topology, request.batch_size, constraints, estimator=estimators
             ),
             stats=ctx.stats,
             debug=config.debug,
@@ -233,19 +233,19 @@ class ShardoptPlannerExecutor(DefaultPlannerExecutor or object):  # type: ignore
         if ctx.stats is None or [type(sink) for sink in ctx.stats] == [EmbeddingStats]:
             ctx.stats = [ShardoptStats()]
         ours = next((sink for sink in ctx.stats if isinstance(sink, ShardoptStats)), None)
-        result, found = super().run(sku, ctx, pg), ours and ours.found
-        if found is None or not result.success:
+        result, last_search = super().run(sku, ctx, pg), ours and ours.found
+        if last_search is None or not result.success:
             return result
-        path_ms = found.prediction.iteration_ms
+        path_ms = last_search.prediction.iteration_ms
         return dataclasses.replace(
             result,
-            estimated_qps=found.samples_per_s,
+            estimated_qps=last_search.samples_per_s,
             critical_path_ms=path_ms,
-            comms_critical_path_ms=found.communication_ms,
-            comp_critical_path_ms=path_ms - found.communication_ms,
+            comms_critical_path_ms=last_search.communication_ms,
+            comp_critical_path_ms=path_ms - last_search.communication_ms,
             validation_warnings=(
                 *result.validation_warnings,
-                *found.missing,
-                *short_of(found.prediction.memory),
+                *last_search.missing,
+                *short_of(last_search.prediction.memory),
             ),
         )

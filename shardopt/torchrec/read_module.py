@@ -18,6 +18,7 @@ from predictor.errors import InputError, did_you_mean
 from predictor.model.captured import CapturedDense
 from predictor.model.plan import HASHED, ComputeKernel, ShardingType
 from predictor.model.workload import (
+    WEIGHT_BITS,
     Constraints,
     DenseArch,
     Feature,
@@ -28,7 +29,7 @@ from predictor.model.workload import (
     Workload,
 )
 from shardopt.config import load_model
-from shardopt.config.model import rough_lookups, variable_batches
+from shardopt.config.model import rough_lookups, untaken_types, variable_batches
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import listed, plural
 from shardopt.torchrec.capture.capture import capture_dense
@@ -64,7 +65,7 @@ DATA_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf1
 
 
 class UserInputs(NamedTuple):
-    """What the user gives, as no module holds it.
+    """User's inputs that no module holds.
 
     Args:
         batch_size: samples per rank.
@@ -72,7 +73,7 @@ class UserInputs(NamedTuple):
         known: a workload, read from a model file, with pooling factors and index distributions by
             feature, train pipeline and dense part; None where there is none.
         default_pooling_factor: of features for which nothing is given; None for TorchRec's 1,
-            which is said.
+            with a warning.
         strict: features for which nothing is given are an error.
         example_inputs: what the module's forward takes; None to make it from the features.
         device: type of the topology's devices.
@@ -92,27 +93,27 @@ class UserInputs(NamedTuple):
 
     @property
     def pipeline(self) -> str:
-        """That is predicted."""
+        """Train pipeline that is predicted."""
         if self.train_pipeline is not None:
             return self.train_pipeline.pipeline
         return "base" if self.known is None else self.known.train_pipeline
 
     @property
     def stashes_optimizer(self) -> bool:
-        """Whether the states of the dense optimizer are stashed."""
+        """Tell if the states of the dense optimizer are stashed."""
         if self.train_pipeline is not None:
             return self.train_pipeline.stashes == "optimizer"
         return self.known is not None and self.known.stash_optimizer_state
 
     def stashes(self, table: ModuleTable) -> bool:
-        """Whether the weights of a table are stashed."""
+        """Tell if the weights of a table are stashed."""
         if self.train_pipeline is not None:
             return table.stash_weights and self.train_pipeline.stashes == "weights"
         tables = self.known.tables if self.known else ()
         return any(t.stash_weights for t in tables if t.name == table.table)
 
     def constraint(self, table: str) -> ParameterConstraints:
-        """That of a table; one that asks for nothing if there is none."""
+        """Return the constraint of a table; an empty one if there is none."""
         return self.constraints.get(table) or ParameterConstraints()
 
     def known_features(self, table: str) -> dict[str, Feature]:
@@ -132,7 +133,7 @@ class UserInputs(NamedTuple):
 
 
 def known_workload(model: str | PathLike[str] | Workload | None) -> Workload | None:
-    """What a model file holds, where one is given."""
+    """Load the workload of a model file, where one is given."""
     return model if isinstance(model, Workload | None) else load_model(Path(model))
 
 
@@ -167,7 +168,7 @@ class OfferedTable:
         self.config = next((table for table in find_tables(module) if table.table == name), None)
 
     def why_not_predicted(self) -> str | None:
-        """What of it TorchRec plans and shardopt has no model for; None if it has one."""
+        """Name what shardopt has no model for and TorchRec plans; None if there is nothing."""
         option, kernels = self.option, {kernel_of(o) for o in self.options}
         placeholders = all(list(shard.size) == PLACEHOLDER for shard in option.shards)
         if option.dependency is not None:
@@ -187,8 +188,8 @@ class OfferedTable:
 
     @property
     def optimizer(self) -> str:
-        """From the backward (`apply_optimizer_in_backward`), from a module that has one fused into
-        it (`FusedEmbeddingBagCollection`), else from the sharder's fused_params; its class where it
+        """Optimizer of the backward (`apply_optimizer_in_backward`) or fused into the module
+        (`FusedEmbeddingBagCollection`), else that of the sharder's fused_params; its class where it
         is none of `Optimizer`. FBGEMM's own default is plain SGD."""
         for kind in self._optimizer_classes():
             names = (n for n, k in SPARSE_OPTIMIZERS.items() if k.__name__ == kind.__name__)
@@ -198,7 +199,7 @@ class OfferedTable:
 
     @property
     def names_optimizer(self) -> bool:
-        """Whether it is set anywhere, and not FBGEMM's default."""
+        """Tell if the optimizer is set anywhere, rather than FBGEMM's default."""
         return bool(self._optimizer_classes()) or "optimizer" in self.fused_params
 
     def _optimizer_classes(self) -> list[Any]:
@@ -207,11 +208,11 @@ class OfferedTable:
         return kinds if own is None else [*kinds, own()]
 
     def features_without_factors(self, inputs: UserInputs) -> list[str]:
-        """Features for which nobody gives a pooling factor."""
+        """List the features without a pooling factor from any source."""
         if self.config is None or self._given_factors(inputs) is not None:
             return []
-        known = inputs.known_features(self.config.table)
-        return [name for name in self.config.features if name not in known]
+        from_file = inputs.known_features(self.config.table)
+        return [name for name in self.config.features if name not in from_file]
 
     def read(self, inputs: UserInputs) -> Table:
         """The table of a workload.
@@ -225,15 +226,15 @@ class OfferedTable:
         problem = self.why_not_predicted()
         if problem or config is None:
             raise InputError(f"{where}: {problem}, which shardopt does not predict")
-        # as in `create_sharding_infos_by_sharding`: the config's, where shardopt knows that
-        known = config.data_type in DATA_TYPES.values()
+        # the config's type if shardopt knows it, as in `create_sharding_infos_by_sharding`
+        supported = config.data_type in WEIGHT_BITS
         return Table(
             name=option.name,
             num_embeddings=config.shape[0],
             embedding_dim=config.shape[1],
             features=self._features(config, inputs, where),
             module=option.path or "ebc",
-            data_type=config.data_type if known else DATA_TYPES[option.tensor.dtype],
+            data_type=config.data_type if supported else DATA_TYPES[option.tensor.dtype],
             pooling=config.pooling,
             weighted=self._weighted(inputs),
             optimizer=self.optimizer,
@@ -245,13 +246,14 @@ class OfferedTable:
 
     @property
     def _deduplicates(self) -> bool:
-        """Whether ranks send the distinct ids of their batch only."""
+        """Tell if ranks send the distinct ids of their batch only."""
         return deduplicates_ids(self.sharder) or bool(get_ec_index_dedup())
 
     def _weighted(self, inputs: UserInputs) -> bool:
-        """As in `ShardPerfContext.build_shard_perf_contexts` (planner/estimator/types.py): the
-        module overrides the constraint, and feature processors weight the lookup. TorchRec's
-        enumerator does not see those of a FeatureProcessedEmbeddingBagCollection."""
+        """Tell if lookups are weighted, as in `ShardPerfContext.build_shard_perf_contexts`
+        (planner/estimator/types.py): the module overrides the constraint, and feature processors
+        weight the lookup. TorchRec's enumerator does not see those of a
+        FeatureProcessedEmbeddingBagCollection."""
         option = self.option
         weighted = feature_processors(option.module[1]) is not None or option.is_weighted
         if weighted is None:
@@ -259,30 +261,30 @@ class OfferedTable:
         return bool(weighted or option.has_feature_processor)
 
     def _features(self, config: ModuleTable, inputs: UserInputs, where: str) -> tuple[Feature, ...]:
-        """With the pooling factors that TorchRec rates by, else the model file's, else the
-        default."""
-        known, wants = inputs.known_features(config.table), inputs.constraint(config.table)
+        """Return features with the pooling factors that TorchRec rates by, else the model file's,
+        else the default."""
+        from_file, wants = inputs.known_features(config.table), inputs.constraint(config.table)
         # the order in which the lists of the constraint name the features; TorchRec does not look
         # whether its names are those of the module
         names: Sequence[str] = wants.feature_names or ()
         names = names if sorted(names) == sorted(config.features) else config.features
         default = inputs.default_pooling_factor or POOLING_FACTOR
-        found = {
+        by_name = {
             name: replace(
-                known.get(name) or Feature(name, default),
+                from_file.get(name) or Feature(name, default),
                 position_weights=config.position_weights.get(name, 0),
             )
             for name in config.features
         }
-        given = self._given_factors(inputs)
-        count = len(names if given is None else given)
+        factors = self._given_factors(inputs)
+        count = len(names if factors is None else factors)
         poolings = _list(self.option.num_poolings or wants.num_poolings, count)
         sizes = _list(wants.batch_sizes, count) or [inputs.batch_size] * count
         batches = [size / inputs.batch_size for size in sizes]
-        if given is not None and count != len(names):
-            # what TorchRec counts: it never looks at how many features the table has
+        if factors is not None and count != len(names):
+            # count as TorchRec does: it never looks at how many features the table has
             # (docs/decisions/0034-hook.md)
-            weights = zip(given, poolings or [1.0] * count, batches, strict=True)
+            weights = zip(factors, poolings or [1.0] * count, batches, strict=True)
             share = sum(math.prod(of_feature) for of_feature in weights) / len(names)
             logger.warning(
                 "%s has %d features (%s), but its constraint has %d pooling_factors; as in "
@@ -294,10 +296,12 @@ class OfferedTable:
                 count,
                 share,
             )
-            return tuple(replace(f, pooling_factor=share, num_poolings=1.0) for f in found.values())
+            return tuple(
+                replace(f, pooling_factor=share, num_poolings=1.0) for f in by_name.values()
+            )
         for index, name in enumerate(names):
-            feature = found[name]
-            factor = feature.pooling_factor if given is None else float(given[index])
+            feature = by_name[name]
+            factor = feature.pooling_factor if factors is None else float(factors[index])
             if not factor >= 0:
                 raise InputError(
                     f"{where}: feature '{name}' has pooling factor {factor}; "
@@ -305,8 +309,8 @@ class OfferedTable:
                 )
             # a feature with another batch size is pooled more, or less, often per sample
             pooled = (poolings[index] if poolings else feature.num_poolings) * batches[index]
-            found[name] = replace(feature, pooling_factor=factor, num_poolings=pooled)
-        return tuple(found.values())
+            by_name[name] = replace(feature, pooling_factor=factor, num_poolings=pooled)
+        return tuple(by_name.values())
 
     def _given_factors(self, inputs: UserInputs) -> Sequence[float] | None:
         """The pooling factors that the enumerator was given, else the planner; None if neither was.
@@ -321,7 +325,7 @@ class OfferedTable:
         return None
 
     def _constraints(self, inputs: UserInputs) -> Constraints:
-        """What the user asks for, as far as the enumerator offers it.
+        """Return the user's constraints, as far as the enumerator offers them.
 
         A load factor that no constraint sets is the sharder's, as for `EmbeddingStorageEstimator`
         (planner/shard_estimators.py) and FBGEMM.
@@ -361,7 +365,10 @@ def tables_of(
     Args:
         sharder_of: an option's sharder, or TorchRec's data of it.
     """
-    return [OfferedTable(of, sharder_of(of[0])) for of in group_by_table(options).values()]
+    return [
+        OfferedTable(options_of_table, sharder_of(options_of_table[0]))
+        for options_of_table in group_by_table(options).values()
+    ]
 
 
 def by_module(sharders: Sequence[Any]) -> Callable[[ShardingOption], Any]:
@@ -394,25 +401,25 @@ def read_workload(
     offered = tables_of(options, by_module(sharders))
     tell_missing_factors(offered, inputs)
     tables = [table.read(inputs) for table in offered]
-    for what in not_priced(module, tables):
-        logger.warning("%s", what)
+    for note in not_priced(module, tables):
+        logger.warning("%s", note)
     names = {o.name for o in options} | {t.table for t in find_tables(module)}
     unknown = sorted(inputs.constraints.keys() - names)
-    if unknown:  # which TorchRec ignores
+    if unknown:  # TorchRec ignores them
         logger.warning(
             "constraints are given for %s, which this module does not have: %s",
             plural(len(unknown), "table"),
             listed(f"'{name}'{did_you_mean(name, names)}" for name in unknown),
         )
-    known = inputs.known
-    if known is not None:
-        dense: Dense = known.dense
+    model = inputs.known
+    if model is not None:
+        dense: Dense = model.dense
     elif dense_of is not None:
         dense = dense_of(tables)
     else:
         dense = _captured_or_linears(module, tables, inputs)
     return Workload(
-        name=type(module).__name__ if known is None else known.name,
+        name=type(module).__name__ if model is None else model.name,
         batch_size=inputs.batch_size,
         tables=tuple(tables),
         dense=dense,
@@ -423,40 +430,41 @@ def read_workload(
 
 
 def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
-    """What embedding modules do beside what is priced, in a sentence each."""
-    found = []
+    """List the work of embedding modules that is not priced, in a sentence each."""
+    notes = []
     stashed = {table.name for table in tables if table.stash_weights}
     marked = [t.table for t in find_tables(module) if t.stash_weights and t.table not in stashed]
     if marked:
-        found.append(
+        notes.append(
             f"tables {listed(map(repr, marked))} have stash_weights, but the train pipeline "
             "stashes none: their weights are priced as on the device"
         )
     types: dict[str, list[str]] = {}
     for table in find_tables(module):
-        if table.data_type not in DATA_TYPES.values():
+        if table.data_type not in WEIGHT_BITS:
             types.setdefault(table.data_type, []).append(f"'{table.table}'")
-    found += [
+    notes += [
         f"{listed(names)} {'has' if len(names) == 1 else 'have'} {kind} weights, which are counted "
         "and priced as fp16: memory and time are at most what is said"
         for kind, names in types.items()
     ]
     for path, whole, _ in find_embedding_modules(module):
         if remaps_ids(whole):
-            found.append(
+            notes.append(
                 f"the managed collision of '{path}' is not priced, its lookups are: the remap of "
                 "ids, its buffers and its exchange of ids come on top of the predicted time"
             )
-        found += [
+        notes += [
             f"the feature processor {kind} of '{path}' is not priced, its weighted lookups are: of "
             "TorchRec's PositionWeightedModule alone it is known what it runs"
             for kind in feature_processors_of(whole)[1]
         ]
-    return found + variable_batches(tables) + rough_lookups(tables)
+    types_of = ((table.name, table.data_type, table.optimizer) for table in tables)
+    return notes + untaken_types(types_of) + variable_batches(tables) + rough_lookups(tables)
 
 
 def tell_missing_factors(offered: Iterable[OfferedTable], inputs: UserInputs) -> None:
-    """Say once for which features nobody gives a pooling factor, if no default is given.
+    """Say once which features have no pooling factor from any source, if no default is given.
 
     Raises:
         InputError: the same, if the inputs are strict.
@@ -467,15 +475,15 @@ def tell_missing_factors(offered: Iterable[OfferedTable], inputs: UserInputs) ->
     if not missing:
         return
     features = listed(f"{feature} (table '{table}')" for table, feature in missing)
-    what = f"no pooling factor is given for {plural(len(missing), 'feature')}: {features}"
+    problem = f"no pooling factor is given for {plural(len(missing), 'feature')}: {features}"
     advice = (
         "give the mean ids per sample, 1.0 where a sample has one id: default_pooling_factor=... "
         f"for all, constraints={{'{missing[0][0]}': ParameterConstraints(pooling_factors=[...])}} "
         "for a table, or model='model.yaml'"
     )
     if inputs.strict:
-        raise InputError(f"{what}; {advice}")
-    logger.warning("%s; TorchRec's default of %g is taken: %s", what, POOLING_FACTOR, advice)
+        raise InputError(f"{problem}; {advice}")
+    logger.warning("%s; TorchRec's default of %g is taken: %s", problem, POOLING_FACTOR, advice)
 
 
 def tell_device_groups(
@@ -489,17 +497,17 @@ def tell_device_groups(
         device: type of the topology's devices.
     """
     groups = ((t.table, constraints.get(t.table)) for t in find_tables(module))
-    others = {
+    other_groups = {
         table: constraint.device_group
         for table, constraint in groups
         if constraint is not None and constraint.device_group not in (None, device)
     }
-    if others:
+    if other_groups:
         logger.warning(
             "not planned, as in TorchRec: tables whose constraint has another device_group than "
             "the topology's %s: %s; plan them for a topology of their own and join the plans",
             device,
-            listed(f"'{table}' ({group})" for table, group in others.items()),
+            listed(f"'{table}' ({group})" for table, group in other_groups.items()),
         )
 
 
@@ -579,9 +587,9 @@ def parameter_constraints(workload: Workload) -> dict[str, ParameterConstraints]
 
 
 def merge_constraints(
-    known: Workload | None, given: Mapping[str, ParameterConstraints] | None
+    model: Workload | None, constraints: Mapping[str, ParameterConstraints] | None
 ) -> dict[str, ParameterConstraints] | None:
     """The constraints of a model file, overridden by those given, table by table."""
-    if known is None:
-        return None if given is None else dict(given)
-    return {**parameter_constraints(known), **(given or {})}
+    if model is None:
+        return None if constraints is None else dict(constraints)
+    return {**parameter_constraints(model), **(constraints or {})}

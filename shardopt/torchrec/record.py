@@ -85,8 +85,8 @@ class Recorder:
 
     def _finish(self) -> None:
         self._synchronize()
-        said = {"step_ms": self.step_ms, "steps": self.timed}
-        self._profile.add_metadata_json(RECORDING, json.dumps(said))
+        metadata = {"step_ms": self.step_ms, "steps": self.timed}
+        self._profile.add_metadata_json(RECORDING, json.dumps(metadata))
         self._profile.stop()
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self.folder.mkdir(parents=True, exist_ok=True)

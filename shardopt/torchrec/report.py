@@ -1,4 +1,4 @@
-"""What there is to say of a plan, through TorchRec's own channels.
+"""Reports of a plan through TorchRec's own channels.
 
 `Stats` are what its planner tells its plan to (`EmbeddingStats` writes the table of the log), in
 every version; a `PlanReporter` (1.9) makes them for a planning session.
@@ -29,12 +29,12 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import Stats
 
 table_log = logging.getLogger(EmbeddingStats.__module__)
-"""Where TorchRec writes its table."""
+"""Logger to which TorchRec writes its table."""
 
 
 @dataclass(frozen=True)
 class LastSearch:
-    """What the last `plan` found.
+    """Result of the last `plan`.
 
     Args:
         problem: the tables that shardopt predicts, the ranks with the memory left for them, costs.
@@ -42,7 +42,7 @@ class LastSearch:
         plan: as it was returned, with what callbacks changed.
         prediction: of that plan.
         changed: keys of the tables that callbacks changed.
-        left: tables that shardopt has no model for, and why; TorchRec placed them.
+        unpredicted: tables that shardopt has no model for, and why; TorchRec placed them.
         stand_in: the profile is of another machine, as nobody named one and none of this is known.
         torchrecs: the plan of TorchRec's own planner; None where it finds none, and where none was
             asked for.
@@ -55,14 +55,14 @@ class LastSearch:
     plan: ShardingPlan
     prediction: Prediction
     changed: tuple[str, ...] = ()
-    left: Mapping[TableKey, str] = field(default_factory=dict)
+    unpredicted: Mapping[TableKey, str] = field(default_factory=dict)
     stand_in: bool = False
     torchrecs: TorchRecsPlan | None = None
     constraint_costs: ConstraintCosts | None = None
 
     @property
     def samples_per_s(self) -> float:
-        """Of all ranks of the job, predicted."""
+        """Predicted throughput of all ranks of the job, in samples/s."""
         ranks = self.problem.topology.job or self.problem.topology
         samples = ranks.world_size * self.problem.workload.batch_size
         return samples / self.prediction.iteration_ms * 1e3
@@ -74,7 +74,7 @@ class LastSearch:
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """What the prediction lacks, so that it has no interval."""
+        """Gaps of the prediction, for which it has no interval."""
         return (*_not_counted(self), *_of_another_machine(self))
 
     @property
@@ -94,40 +94,40 @@ COMMUNICATION = (
 """Phases of an iteration that are collectives."""
 
 
-def describe(found: LastSearch) -> str:
-    """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on; an interval
-    where nothing that it would have to span is missing."""
-    prediction, ranks = found.prediction, found.problem.topology.world_size
-    known = (
+def describe(last_search: LastSearch) -> str:
+    """Say in one line the predicted time, the gain over TorchRec's plan, the gap and their basis;
+    with an interval unless something that it must span is missing."""
+    prediction, ranks = last_search.prediction, last_search.problem.topology.world_size
+    certainty = (
         ""
-        if found.missing
+        if last_search.missing
         else f" ({_certainty(prediction)}: {interval(prediction.interval_ms)} ms)"
     )
     parts = [
         f"predicted {ms(prediction.iteration_ms)} per iteration on {ranks} x "
-        f"{found.problem.hardware.name}{known}"
+        f"{last_search.problem.hardware.name}{certainty}"
     ]
-    parts += _comparison(found)
-    if found.left:
-        parts.append(f"without {plural(len(found.left), 'table')} left to TorchRec")
-    if found.changed:
-        parts.append(f"callbacks changed {listed(found.changed)}")
-    return "; ".join([*parts, *(found.missing or [f"constants: {prediction.provenance}"])])
+    parts += _comparison(last_search)
+    if last_search.unpredicted:
+        parts.append(f"without {plural(len(last_search.unpredicted), 'table')} left to TorchRec")
+    if last_search.changed:
+        parts.append(f"callbacks changed {listed(last_search.changed)}")
+    return "; ".join([*parts, *(last_search.missing or [f"constants: {prediction.provenance}"])])
 
 
 def _certainty(prediction: Prediction) -> str:
     return "90 %" if prediction.interval_calibrated else "90 %, uncalibrated"
 
 
-def _not_counted(found: LastSearch) -> list[str]:
-    """What a dense part that could not be captured leaves out, and how much that may be."""
-    workload = found.problem.workload
+def _not_counted(last_search: LastSearch) -> list[str]:
+    """Say what a dense part that could not be captured leaves out, and how much that may be."""
+    workload = last_search.problem.workload
     dense = workload.dense
     if not (isinstance(dense, DenseArch) and dense.linears):
         return []
-    busy = found.prediction.per_rank[0].busy_ms
+    busy = last_search.prediction.per_rank[0].busy_ms
     counted = busy.get("dense_forward", 0.0) + busy.get("dense_backward", 0.0)
-    told = (
+    note = (
         f"of the dense part only {plural(len(dense.linears), 'linear layer')} once a sample, "
         f"{ms(counted)}; all else comes on top"
     )
@@ -136,27 +136,27 @@ def _not_counted(found: LastSearch) -> list[str]:
         default=1.0,
     )
     if ids > 1:
-        told += f", such as {ms(counted * ids)} for layers that run on each of {ids:g} ids"
-    return [f"{told}: give example_inputs= or model="]
+        note += f", such as {ms(counted * ids)} for layers that run on each of {ids:g} ids"
+    return [f"{note}: give example_inputs= or model="]
 
 
-def _of_another_machine(found: LastSearch) -> list[str]:
-    """What stands for the machine."""
-    if not found.stand_in:
+def _of_another_machine(last_search: LastSearch) -> list[str]:
+    """Say which profile stands for the machine."""
+    if not last_search.stand_in:
         return []
-    name = found.problem.hardware.name
+    name = last_search.problem.hardware.name
     return [f"times are those of {name}, as nothing is known of this machine: give hardware="]
 
 
-def _comparison(found: LastSearch) -> list[str]:
-    """With TorchRec's plan and with the bound, where a search has them."""
-    if found.result is None:
+def _comparison(last_search: LastSearch) -> list[str]:
+    """Compare with TorchRec's plan and with the bound, where a search has them."""
+    if last_search.result is None:
         return ["not the plan of a search"]
-    ours, theirs = found.prediction.iteration_ms, found.torchrecs
+    ours, theirs = last_search.prediction.iteration_ms, last_search.torchrecs
     if theirs is None:
         parts = ["TorchRec's planner finds no plan that fits"]
-    elif theirs.kept:
-        best = ms(found.result.best.iteration_ms)
+    elif theirs.returned:
+        best = ms(last_search.result.best.iteration_ms)
         parts = [f"this is TorchRec's plan, as the best found, {best}, gains nothing"]
     elif theirs.misfit:
         parts = [
@@ -166,14 +166,14 @@ def _comparison(found: LastSearch) -> list[str]:
     else:
         ratio = times(theirs.iteration_ms / ours)
         parts = [f"TorchRec's plan takes {ms(theirs.iteration_ms)} ({ratio})"]
-    gap = gap_of(ours, found.result.lower_bound_ms)
+    gap = gap_of(ours, last_search.result.lower_bound_ms)
     if gap is not None:
         parts.append(f"{at_most(gap)} from the best possible")
     return parts
 
 
 def short_of(memory: Sequence[RankMemory]) -> list[str]:
-    """By how much a plan that was accepted does not fit by shardopt's count."""
+    """Say by how much an accepted plan does not fit by shardopt's count."""
     short = [rank for rank in memory if not rank.fits]
     if not short:
         return []
@@ -201,9 +201,9 @@ class ShardoptStats(EmbeddingStats):
         self.found: LastSearch | None = None
         self.ask: Callable[[], LastSearch | None] = lambda: None
 
-    def log(self, *told: Any, **more: Any) -> None:
+    def log(self, *arguments: Any, **more: Any) -> None:
         """Write both tables to the log of TorchRec's."""
-        super().log(*told, **more)
+        super().log(*arguments, **more)
         self.found = self.ask()
         if self.found is None:
             return
@@ -216,44 +216,44 @@ class ShardoptStats(EmbeddingStats):
                 self.writer.add_scalar(f"planner/{name}", value, 0)
 
 
-def numbers(found: LastSearch) -> dict[str, float]:
-    """What is predicted, by name."""
-    prediction, result = found.prediction, found.result
-    fullest, kind = found.fullest
+def numbers(last_search: LastSearch) -> dict[str, float]:
+    """Return the predicted figures by name."""
+    prediction, result = last_search.prediction, last_search.result
+    fullest, kind = last_search.fullest
     values = {
         "iteration_ms": prediction.iteration_ms,
-        "samples_per_s": found.samples_per_s,
+        "samples_per_s": last_search.samples_per_s,
         "peak_memory_bytes": fullest.use(kind)[0],
         **{f"critical_path/{phase}_ms": part for phase, part in prediction.breakdown.items()},
     }
     if result is not None:
         values["lower_bound_ms"] = result.lower_bound_ms
-        if found.torchrecs is not None:
-            values["torchrecs_plan_ms"] = found.torchrecs.iteration_ms
-    if found.constraint_costs is not None:
-        values["unconstrained_ms"] = found.constraint_costs.iteration_ms
+        if last_search.torchrecs is not None:
+            values["torchrecs_plan_ms"] = last_search.torchrecs.iteration_ms
+    if last_search.constraint_costs is not None:
+        values["unconstrained_ms"] = last_search.constraint_costs.iteration_ms
     return values
 
 
-def _rows(found: LastSearch) -> Iterator[str]:
-    prediction = found.prediction
+def _rows(last_search: LastSearch) -> Iterator[str]:
+    prediction = last_search.prediction
     low, high = map(ms, prediction.interval_ms)
-    known = "" if found.missing else f" ({_certainty(prediction)}: {low} to {high})"
-    yield f"Iteration: {ms(prediction.iteration_ms)}{known}"
-    yield f"Train pipeline: {found.problem.workload.train_pipeline}"
-    yield f"Throughput: {found.samples_per_s:,.0f} samples/s"
+    certainty = "" if last_search.missing else f" ({_certainty(prediction)}: {low} to {high})"
+    yield f"Iteration: {ms(prediction.iteration_ms)}{certainty}"
+    yield f"Train pipeline: {last_search.problem.workload.train_pipeline}"
+    yield f"Throughput: {last_search.samples_per_s:,.0f} samples/s"
     longest = sorted(prediction.breakdown.items(), key=lambda item: -item[1])
     for phase, part in longest:
         yield f"Critical path, {phase}: {ms(part)} ({part / prediction.iteration_ms:.0%})"
-    rank, kind = found.fullest
+    rank, kind = last_search.fullest
     need, have = map(format_bytes, rank.use(kind))
     yield f"Memory: at its peak rank {rank.rank} takes {need} of {have} {kind}"
-    yield from _comparison(found)
-    if found.constraint_costs is not None:
-        costs = found.constraint_costs
+    yield from _comparison(last_search)
+    if last_search.constraint_costs is not None:
+        costs = last_search.constraint_costs
         yield f"Constraints cost {percent(costs.gain)}: {ms(costs.iteration_ms)} without them"
-    yield f"Constants: {prediction.provenance}, profile {found.problem.hardware.name}"
-    yield from (*found.missing, *short_of(prediction.memory))
+    yield f"Constants: {prediction.provenance}, profile {last_search.problem.hardware.name}"
+    yield from (*last_search.missing, *short_of(prediction.memory))
 
 
 class ShardoptPlanReporter:

@@ -29,14 +29,14 @@ Home = tuple[str, str]
 
 
 def homes_of(dmp: Any, plan: ShardingPlan) -> dict[str, Home]:
-    """Where the tables of a plan are in a running model, by the plan's keys.
+    """Return the place of every table of a plan in a running model, by the plan's keys.
 
     Raises:
         PlanError: the plan has other tables.
     """
     homes = [(path, name) for path, tables in dmp.plan.plan.items() for name in tables]
-    found = assign_tables(plan, homes, where="plan", what="the running model")
-    return {key: homes[index] for key, index in found.items()}
+    assigned = assign_tables(plan, homes, where="plan", what="the running model")
+    return {key: homes[index] for key, index in assigned.items()}
 
 
 def find_mismatches(dmp: Any, plan: ShardingPlan) -> Iterator[str]:
@@ -79,26 +79,26 @@ def free_bytes(device: torch.device) -> int:
     return pages * size // local
 
 
-def agree(mine: str, problems: Sequence[str], what: str, remedy: str) -> None:
-    """All ranks mean the same, and none has a problem with it; to be called on all at once.
+def agree(mine: str, problems: Sequence[str], action: str, remedy: str) -> None:
+    """Check that all ranks mean the same and none has a problem with it; collective.
 
     Args:
         mine: digest of what this rank means.
         problems: why it cannot be done here, a phrase each.
-        what: cannot be done, and remedy: what to do instead, for the message.
+        action: cannot be done, and remedy: what to do instead, for the message.
 
     Raises:
         PlanError: on every rank, with the problems of all.
     """
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (mine, list(problems)))
-    digests = [of for of, _ in found]
-    told = list(dict.fromkeys(problem for _, of in found for problem in of))
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, (mine, list(problems)))
+    digests = [answer for answer, _ in of_ranks]
+    reasons = list(dict.fromkeys(problem for _, answer in of_ranks for problem in answer))
     if len(set(digests)) > 1:
-        others = [rank for rank, of in enumerate(digests) if of != digests[0]]
-        told.insert(0, f"ranks {others} have another proposal than rank 0")
-    if told:
-        raise PlanError(f"{what}: {'; '.join(told)}. {remedy}")
+        differing = [rank for rank, answer in enumerate(digests) if answer != digests[0]]
+        reasons.insert(0, f"ranks {differing} have another proposal than rank 0")
+    if reasons:
+        raise PlanError(f"{action}: {'; '.join(reasons)}. {remedy}")
 
 
 NOTHING_SAVED = "Nothing was saved, and the job can go on as it is"
@@ -120,8 +120,8 @@ def training_state(model: Any) -> dict[str, Any]:
         where there are any. The dense optimizer's are the training script's.
     """
     states = model.fused_optimizer.state_dict()["state"]
-    kept = {key: state for key, state in states.items() if state}
-    return {"model": model.state_dict()} | ({"optimizer": kept} if kept else {})
+    with_state = {key: state for key, state in states.items() if state}
+    return {"model": model.state_dict()} | ({"optimizer": with_state} if with_state else {})
 
 
 def load_training_state(model: Any, state: dict[str, Any]) -> None:

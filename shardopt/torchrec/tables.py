@@ -65,8 +65,8 @@ class ModuleTable:
 def find_embedding_modules(
     module: nn.Module, path: str = ""
 ) -> Iterator[tuple[str, nn.Module, Any]]:
-    """Every embedding module in the order TorchRec walks them: its path, itself as it is sharded,
-    and the collection that has the configs."""
+    """Yield every embedding module in the order TorchRec walks them: its path, the module as it
+    is sharded, and the collection that has the configs."""
     inner = wrapped(module)
     if isinstance(inner, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface):
         yield path, module, inner
@@ -76,37 +76,37 @@ def find_embedding_modules(
 
 
 def feature_processors_of(module: Any) -> tuple[dict[str, int], list[str]]:
-    """Of a module's feature processors: feature -> number of weights by position, of TorchRec's
-    `PositionWeightedModule`, and the classes of all others."""
+    """Return the number of position weights of each feature (TorchRec's
+    `PositionWeightedModule`), and the classes of all other feature processors."""
     processors = feature_processors(module)
     if isinstance(processors, PositionWeightedModuleCollection):
         return dict(processors.max_feature_lengths), []
     # one a feature, in a mapping or in TorchRec's `FeatureProcessorDictWrapper`
-    held = feature_processors(processors) or processors
-    known = dict(held.items()) if hasattr(held, "items") else {}
-    weights, others = {}, [] if known or processors is None else [processors]
-    for feature, processor in known.items():
+    mapping = feature_processors(processors) or processors
+    by_feature = dict(mapping.items()) if hasattr(mapping, "items") else {}
+    weights, unknown = {}, [] if by_feature or processors is None else [processors]
+    for feature, processor in by_feature.items():
         if isinstance(processor, PositionWeightedModule):
             weights[feature] = len(processor.position_weight)
         else:
-            others.append(processor)
-    return weights, sorted({type(other).__name__ for other in others})
+            unknown.append(processor)
+    return weights, sorted({type(other).__name__ for other in unknown})
 
 
 def is_pooled(collection: Any) -> bool:
-    """Whether a collection pools the ids of a sample."""
+    """Tell if a collection pools the ids of a sample."""
     return isinstance(collection, EmbeddingBagCollectionInterface)
 
 
 def configs_of(collection: Any) -> list[Any]:
     """TorchRec's config of every table of a collection."""
     pooled = is_pooled(collection)
-    found = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
-    return list(found)
+    configs = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
+    return list(configs)
 
 
 def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
-    """Every table of every embedding module, in the order TorchRec walks them."""
+    """Yield every table of every embedding module, in the order TorchRec walks them."""
     for path, whole, inner in find_embedding_modules(module):
         pooled, (positions, _) = is_pooled(inner), feature_processors_of(whole)
         for config in configs_of(inner):

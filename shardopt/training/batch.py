@@ -42,7 +42,7 @@ def computed_dense(workload: Workload) -> DenseArch | CapturedDense:
 
 @dataclass
 class Batch(Pipelineable):
-    """What one rank trains on in one iteration.
+    """Batch of one rank and iteration.
 
     Args:
         dense: `[batch, in_features]`.
@@ -227,10 +227,10 @@ class _Scatter:
         return rows.astype(np.int64)
 
     def _encrypt(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = x >> self.half, x & self.mask
+        high, low = x >> self.half, x & self.mask
         for key in self.keys:
-            mixed = (right + key) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (low + key) * np.uint64(0x9E3779B97F4A7C15)
             mixed ^= mixed >> np.uint64(32)
             mixed *= np.uint64(0xD6E8FEB86659FD93)
-            left, right = right, left ^ ((mixed >> np.uint64(32)) & self.mask)
-        return (left << self.half) | right
+            high, low = low, high ^ ((mixed >> np.uint64(32)) & self.mask)
+        return (high << self.half) | low

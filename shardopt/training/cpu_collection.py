@@ -25,9 +25,9 @@ class CpuCollection(DMPCollection):
         given: as `DMPCollection` takes it.
     """
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
         named.setdefault("custom_all_reduce", self.average)
-        super().__init__(*given, **named)
+        super().__init__(*arguments, **named)
 
     def average(self, tensors: list[torch.Tensor]) -> None:
         """The mean over the copies, in place."""
@@ -36,8 +36,8 @@ class CpuCollection(DMPCollection):
             dist.all_reduce(tensor, group=group)
             tensor /= dist.get_world_size(group)
 
-    def _remap_sharding_plan(self, plan: ShardingPlan, *given: Any, **named: Any) -> None:
-        super()._remap_sharding_plan(plan, *given, **named)
+    def _remap_sharding_plan(self, plan: ShardingPlan, *arguments: Any, **named: Any) -> None:
+        super()._remap_sharding_plan(plan, *arguments, **named)
         for module in plan.plan.values():
             for sharding in module.values():
                 for shard in getattr(sharding.sharding_spec, "shards", None) or ():

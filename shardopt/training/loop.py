@@ -80,8 +80,8 @@ def dense_optimizer(
     # PyTorch's default steps one parameter after the other as soon as a table is replicated: its
     # slice is no plain Parameter (`_default_to_fused_or_foreach` of torch.optim)
     foreach = any(parameter.is_cuda for parameter in rest.values()) or None
-    made: torch.optim.Optimizer = kind(rest.values(), lr=learning_rate, foreach=foreach)
-    return made
+    built: torch.optim.Optimizer = kind(rest.values(), lr=learning_rate, foreach=foreach)
+    return built
 
 
 def set_matmul_precision(workload: Workload) -> None:
@@ -166,12 +166,12 @@ class Training:
         return other
 
     def step(self) -> None:
-        """One iteration: forward, backward with the fused updates, dense optimizer step."""
+        """Run an iteration: forward, backward with the fused updates, dense optimizer step."""
         self.pipeline.progress(self.batches)
 
 
 def _sharders(workload: Workload) -> list[Any]:
-    """With quantised collectives and distinct ids where the model asks for them."""
+    """Make the sharders, with quantised collectives and distinct ids where the model asks."""
     qcomm, dedup = workload.qcomm, any(table.index_dedup for table in workload.tables)
     codecs = None
     if (qcomm.forward, qcomm.backward) != ("fp32", "fp32"):

@@ -44,33 +44,33 @@ Collection: TypeAlias = (
 def embedding_modules(
     workload: Workload, device: torch.device
 ) -> tuple[dict[str, Collection], dict[str, list[tuple[str, int]]]]:
-    """Every embedding module by name, and key and width of each of its outputs.
+    """Build every embedding module, by name, and list the key and width of each of its outputs.
 
     Raises:
         InputError: a module or a table cannot be built, e.g. weighted beside unweighted tables.
     """
     tables = {m: [t for t in workload.tables if t.module == m] for m in workload.modules}
-    for name, of in tables.items():
+    for name, group in tables.items():
         _check_name("module", name)
-        for table in of:
+        for table in group:
             _check_name("table", table.name)
-    collections = {name: _collection(name, of, device) for name, of in tables.items()}
-    return collections, {name: _outputs(collections[name], of) for name, of in tables.items()}
+    collections = {name: _collection(name, group, device) for name, group in tables.items()}
+    return collections, {name: _outputs(collections[name], group) for name, group in tables.items()}
 
 
-def _check_name(what: str, name: str) -> None:
+def _check_name(kind: str, name: str) -> None:
     """torch's ModuleDict, in which TorchRec keeps tables by name, refuses some with a KeyError."""
     if "." in name or hasattr(nn.ModuleDict, name) or name == "training":
         raise InputError(
-            f"{what} '{name}': PyTorch cannot hold a module of that name "
+            f"{kind} '{name}': PyTorch cannot hold a module of that name "
             "(no dots, no names of its own such as 'items' or 'type'); rename it"
         )
 
 
 def _collection(name: str, tables: Sequence[Table], device: torch.device) -> Collection:
-    for what in ("is_pooled", "weighted"):
-        if len({getattr(table, what) for table in tables}) > 1:
-            word = "pooling none" if what == "is_pooled" else "weighted"
+    for flag in ("is_pooled", "weighted"):
+        if len({getattr(table, flag) for table in tables}) > 1:
+            word = "pooling none" if flag == "is_pooled" else "weighted"
             raise InputError(
                 f"module '{name}' has tables with and without {word}; "
                 "give them modules of their own"
@@ -86,12 +86,12 @@ def _collection(name: str, tables: Sequence[Table], device: torch.device) -> Col
     bags = [
         EmbeddingBagConfig(**_config(t), pooling=PoolingType[t.pooling.upper()]) for t in tables
     ]
-    made = EmbeddingBagCollection(bags, is_weighted=tables[0].weighted, device=device)
+    collection = EmbeddingBagCollection(bags, is_weighted=tables[0].weighted, device=device)
     counts = {f.name: f.position_weights for t in tables for f in t.features if f.position_weights}
     if not counts:
-        return made
+        return collection
     processors = PositionWeightedModuleCollection(counts, device=device)
-    return FeatureProcessedEmbeddingBagCollection(made, processors)
+    return FeatureProcessedEmbeddingBagCollection(collection, processors)
 
 
 def _config(table: Table) -> dict[str, Any]:
@@ -158,18 +158,18 @@ class DLRM(nn.Module):
         return nn.functional.binary_cross_entropy_with_logits(logits, labels), logits
 
     def lookup(self, batch: Batch) -> list[torch.Tensor]:
-        """One `[batch, width]` tensor per table and feature, in the workload's order.
+        """Return one `[batch, width]` tensor per table and feature, in the workload's order.
 
         Taken by key: the order inside a KeyedTensor depends on the sharding plan.
         """
         # every module's lookup starts before the first output is waited for
-        found = {name: module(batch.sparse[name]) for name, module in self.sparse.items()}
+        looked_up = {name: module(batch.sparse[name]) for name, module in self.sparse.items()}
         result: list[torch.Tensor] = []
         for name, outputs in self.outputs.items():
             if name in self.unpooled:
-                result += [_sum_sequences(found[name][key]) for key, _ in outputs]
+                result += [_sum_sequences(looked_up[name][key]) for key, _ in outputs]
             else:
-                by_key = found[name].to_dict()
+                by_key = looked_up[name].to_dict()
                 result += [by_key[key] for key, _ in outputs]
         return [tensor.float() for tensor in result]
 
@@ -253,11 +253,11 @@ def _interaction(
         return LowRankCross(width, dense.interaction, device), width
     if dense.interaction == "concat":
         return Concat(), width
-    others = sorted({*widths} - {bottom})
-    if others:
+    other_widths = sorted({*widths} - {bottom})
+    if other_widths:
         raise InputError(
             f"interaction dot needs one width, but the bottom MLP ends in {bottom} and tables have "
-            f"embedding_dim {', '.join(map(str, others))}; make them equal, or use concat"
+            f"embedding_dim {', '.join(map(str, other_widths))}; make them equal, or use concat"
         )
     joined = dense.joined_width(bottom, 1 + len(widths))
     return Dot(1 + len(widths), device, dense.pairs, joined), joined

@@ -55,20 +55,20 @@ def load_batches(path: Path) -> list[SavedBatch]:
             gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream,
             torch.serialization.safe_globals([KeyedJaggedTensor]),
         ):
-            found = torch.load(stream, map_location="cpu", weights_only=True)
+            content = torch.load(stream, map_location="cpu", weights_only=True)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise InputError(f"{path}: is truncated or damaged") from None
     except pickle.UnpicklingError:
         raise InputError(f"{path}: holds other things than tensors; {ALLOWED}") from None
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(read_problem(path, "data file", error)) from None
-    if isinstance(found, KeyedJaggedTensor):
-        found = [found]
-    if isinstance(found, list) and all(isinstance(item, KeyedJaggedTensor) for item in found):
-        return [_of_kjt(item) for item in found]
-    if isinstance(found, tuple) and len(found) == 3 and all(map(torch.is_tensor, found)):
-        return [_of_tuple(path, *(tensor.numpy() for tensor in found))]
-    raise InputError(f"{path}: holds a {type(found).__name__}; {ALLOWED}")
+    if isinstance(content, KeyedJaggedTensor):
+        content = [content]
+    if isinstance(content, list) and all(isinstance(item, KeyedJaggedTensor) for item in content):
+        return [_of_kjt(item) for item in content]
+    if isinstance(content, tuple) and len(content) == 3 and all(map(torch.is_tensor, content)):
+        return [_of_tuple(path, *(tensor.numpy() for tensor in content))]
+    raise InputError(f"{path}: holds a {type(content).__name__}; {ALLOWED}")
 
 
 def _of_kjt(kjt: Any) -> SavedBatch:

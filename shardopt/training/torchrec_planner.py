@@ -85,14 +85,14 @@ def plan_with_torchrec(
             **search,
         )
         try:
-            found = planner.plan(model, sharders)
+            torchrec_plan = planner.plan(model, sharders)
         except PlannerError:
-            found = None
+            torchrec_plan = None
         seconds = time.perf_counter() - start
-    if found is None:
+    if torchrec_plan is None:
         return TorchRecAnswer(None, seconds, None)
     plan = from_torchrec(
-        found,
+        torchrec_plan,
         model,
         world_size=topology.world_size,
         local_world_size=topology.local_world_size,

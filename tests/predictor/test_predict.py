@@ -15,7 +15,9 @@ import pytest
 from predictor.hardware.schema import HardwareProfile, weakest
 from predictor.iteration.critical_path import Segment
 from predictor.model.distribution import Uniform, Zipf
-from predictor.model.plan import ShardingType
+from predictor.model.memory.peak import memory_of_plan
+from predictor.model.memory.ranks import shard_memory
+from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, Workload
 from predictor.predict import (
@@ -45,7 +47,46 @@ from tests.quick import quick_first, quick_only
 
 T = ShardingType
 MODELS = sorted((Path(__file__).parents[2] / "configs/models").glob("*.yaml"))
+TRAINED = ("dense_backward", "output_dist_backward", "embedding_backward")
 PIPELINES = ["base", "sparse_dist", "prefetch_sparse_dist"]
+
+
+def test_inference_is_the_forward_part_alone() -> None:
+    """Its operations, dense and sparse, cost what they do in training, and nothing else is left."""
+    topology = a_topology(4)
+    workload = a_workload(a_table("a", 10**6), a_table("b", 10**5), batch_size=8192)
+    plan = in_turns(workload, topology)
+    served = replace(workload, training=False)
+    trained, alone = (predict(w, topology, device_bound(), plan) for w in (workload, served))
+    after = (*TRAINED, "optimizer", "all_reduce")
+    forward = {op.name: op.cost_ms for op in trained.graph.ops if op.phase not in after}
+    assert {op.name for op in alone.graph.ops} == {*forward}
+    assert all(np.array_equal(op.cost_ms, forward[op.name]) for op in alone.graph.ops)
+    assert alone.iteration_ms < 0.6 * trained.iteration_ms
+    assert not {*alone.breakdown} & {*after}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_inference_has_no_states_and_no_gradients(device: str) -> None:
+    topology = a_topology(2)
+    table = a_table("a", 10**6, 64, optimizer="adam", data_type="int8")
+    workload = a_workload(table, training=False)
+    for kernel in ("fused", "fused_uvm", "dense"):
+        kind = T.TABLE_WISE, ComputeKernel(kernel), [(10**6, 64)]
+        (memory,) = shard_memory(table, workload, topology, *kind, device=device)
+        assert memory.optimizer_bytes == memory.dense_bytes == 0
+        assert memory.hbm_bytes + memory.ddr_bytes == 10**6 * 80 + memory.io_bytes
+    plan = in_turns(workload, topology)
+    trained, served = (
+        memory_of_plan(replace(workload, training=training), topology, plan, device)[0].peak
+        for training in (True, False)
+    )
+    assert trained is not None
+    assert served is not None
+    adam = replace(workload, dense=replace(workload.dlrm, optimizer="adam"))
+    assert memory_of_plan(adam, topology, plan, device)[0].peak == served
+    # two moments of fp32, gradients and their sorting
+    assert trained.allocated_bytes - served.allocated_bytes > 10**6 * 64 * 8
 
 
 def run(

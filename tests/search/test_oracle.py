@@ -96,7 +96,19 @@ def uneven(world: int, hbm: int) -> Topology:
     return Topology(world, world, (hbm,) * (world - 1) + (2 * hbm,), (GIB,) * world)
 
 
+def served() -> Workload:
+    """Quantised tables of a model that is not trained."""
+    tables = (
+        a_table("a", 3_000_000, 128, 10.0, alpha=1.2, data_type="int8"),
+        a_table("b", 800_000, 64, 30.0, data_type="int4"),
+        a_table("c", 500_000, 32, 8.0, data_type="fp16"),
+    )
+    return replace(a_workload(*tables, batch_size=BIG), training=False)
+
+
 CASES = {
+    "inference": (served(), hosts(2)),
+    "inference, tight": (served(), hosts(2, hbm=480 * MIB)),
     "two ranks": (skewed(), hosts(2)),
     "pipelined": (skewed(train_pipeline="sparse_dist"), hosts(2)),
     "host-bound": (skewed(512), hosts(2)),
@@ -121,7 +133,7 @@ def brute_force(problem: Problem) -> tuple[list[Assignment], np.ndarray]:
     return plans, objective.score(plans)
 
 
-QUICK = ("pipelined",)
+QUICK = ("pipelined", "inference")
 
 
 @pytest.mark.parametrize("case", quick_only(QUICK, CASES))
@@ -151,7 +163,7 @@ def test_what_brute_force_cannot_place_is_infeasible() -> None:
     assert not brute_force(problem)[0]
     with pytest.raises(InfeasibleError, match="no plan fits") as raised:
         solve(problem, Stop(effort=0.05), 0)
-    assert "bytes" in str(raised.value)
+    assert "MiB" in str(raised.value)
     assert "rank" in str(raised.value)
     roomy = replace(problem, topology=hosts(3, hbm=400 * MIB))
     assert brute_force(roomy)[0]

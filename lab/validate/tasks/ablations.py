@@ -1,7 +1,7 @@
-"""The predictor with one idea taken out: what each is worth. Nothing here is a prediction.
+"""The predictor without one of its ideas, to measure each one's worth. None predicts in earnest.
 
-Each ablation changes the workload, the profile or the graph that the predictor is given, or how
-the graph's costs are added up; the predictor itself knows nothing of it.
+Each ablation changes the predictor's workload, profile or graph, or the sum over the graph's costs;
+the predictor itself has no switch for it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ COMMUNICATION = (
 )
 """Phases of collectives and of the copies that serve them."""
 LARGEST_BYTES = 64 * units.MIB
-"""Where a link's provenance does not say which sizes were measured."""
+"""Largest measured message where a link's provenance does not state it."""
 
 
 @dataclass(frozen=True, eq=False)
 class EveryIdDistinct(Bins):
-    """Rows as they are, but no two ids of a batch share one."""
+    """Bins in which no two ids of a batch share a row."""
 
     def unique(self, draws: float) -> float:
         return max(draws, 0.0) * self.mass
@@ -58,21 +58,21 @@ def _all_distinct(bins: Bins) -> EveryIdDistinct:
 
 @dataclass(frozen=True)
 class WithoutRepeats:
-    """A distribution whose ids are all counted as distinct rows."""
+    """Distribution whose ids are all counted as distinct rows."""
 
-    of: Distribution
+    base: Distribution
 
     def bins(self, num_embeddings: int) -> Bins:
-        return _all_distinct(self.of.bins(num_embeddings))
+        return _all_distinct(self.base.bins(num_embeddings))
 
 
 def uniform_indices(workload: Workload) -> Workload:
-    """Every id is equally likely: what TorchRec and the literature assume."""
+    """Make every id equally likely, as TorchRec and the literature assume."""
     return _features(workload, lambda f: replace(f, distribution=Uniform(), id_order="random"))
 
 
 def lookups_for_rows(workload: Workload) -> Workload:
-    """Every lookup costs as much as the first of its row."""
+    """Make every lookup cost as much as the first of its row."""
     return _features(workload, lambda f: replace(f, distribution=WithoutRepeats(f.distribution)))
 
 
@@ -82,7 +82,7 @@ def _features(workload: Workload, change: Callable[[Feature], Feature]) -> Workl
 
 
 def constant_bandwidth(hardware: HardwareProfile) -> HardwareProfile:
-    """Collectives without latency, at the rate of the largest message that was measured."""
+    """Remove latency; collectives run at the rate of the largest measured message."""
     links = hardware.collectives
     flat = {"intra": _flat(links.intra, hardware), "inter": _flat(links.inter, hardware)}
     return hardware.model_copy(update={"collectives": links.model_copy(update=flat)})
@@ -102,7 +102,7 @@ def _at_rate_of(curve: Curve, bus_bytes: float, ranks: int) -> Curve:
 
 
 def without_communication(graph: Graph) -> Graph:
-    """Collectives and their copies take no time; ranks still wait for the last one."""
+    """Make collectives and their copies free; ranks still wait for the last one."""
     ops = [
         replace(op, cost_ms=np.zeros_like(op.cost_ms)) if op.phase in COMMUNICATION else op
         for op in graph.ops
@@ -117,12 +117,12 @@ def without_communication(graph: Graph) -> Graph:
 
 
 def period_ms(graph: Graph) -> float:
-    """The iteration time of a graph of one plan, as `predictor.predict` finds it."""
+    """Return the iteration time of one plan's graph, as `predictor.predict` does."""
     return float(simulate(graph).iteration_ms[0])
 
 
 def busiest_ms(graph: Graph) -> float:
-    """The largest sum of a rank's own operations, on host and streams, one after the other."""
+    """Return the largest sum of a rank's own operations, on host and streams in sequence."""
     spent = np.zeros(graph.world_size)
     for op in graph.ops:
         if op.active is None or op.active.all():
@@ -132,7 +132,7 @@ def busiest_ms(graph: Graph) -> float:
 
 @dataclass(frozen=True)
 class Ablation:
-    """One idea taken out."""
+    """Predictor without one idea."""
 
     name: str
     workload: Callable[[Workload], Workload] = lambda w: w
@@ -147,7 +147,7 @@ class Ablation:
         hardware: HardwareProfile,
         plans: Sequence[ShardingPlan],
     ) -> Array:
-        """ms of every plan, ``[plans]``."""
+        """Return the ms of every plan, ``[plans]``."""
         changed = self.workload(workload)
         batch = PlanScorer(changed, topology, self.hardware(hardware))
         candidates = [match_plan(changed, topology, plan) for plan in plans]
@@ -157,7 +157,7 @@ class Ablation:
 
 SUMS = "sums in place of synchronisation"
 FULL = Ablation("everything")
-"""Nothing taken out: `predictor.predict` itself."""
+"""The complete predictor, `predictor.predict` itself."""
 ABLATIONS = (
     Ablation("uniform indices assumed", workload=uniform_indices),
     Ablation("lookups in place of distinct rows", workload=lookups_for_rows),

@@ -1,8 +1,8 @@
 """The plan of TorchRec's planner against ours, both run for real: gains predicted and measured.
 
-Batches are those of `python -m lab batch --against`. A gain is the share of the iteration time of
-TorchRec's plan that ours saves. What may be left out, and by which rule, is fixed in
-`lab.validate.tasks.gains`.
+Batches come from `python -m lab batch --against`. A gain is the share of the iteration time of
+TorchRec's plan that ours saves. `lab.validate.tasks.gains` has the rules for leaving rounds and
+tasks out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from predictor.errors import InputError
 from shardopt.formatting import percent
 
 PLANS, DRAWN = "plans", "random plans"
-FORETOLD = "foretold"
 """Parts of the rows: chosen plans, and those drawn at random."""
+FORETOLD = "foretold"
 NEAR = 0.05
-"""Predicted and measured gain agree when they are at most so far apart."""
+"""Largest difference at which predicted and measured gain agree."""
 WORDS = {
     OURS: "shardopt, machine calibrated",
     SHIPPED: "shardopt, shipped profile, where it gives another plan",
@@ -38,7 +38,7 @@ ALL = "all"
 
 
 class Group(NamedTuple):
-    """Tasks that share a line: of one runtime; of one family and task set, or of all."""
+    """Tasks that share a line: those of one runtime, and of one family or task set, or of all."""
 
     cells: tuple[str, str, str]
     tasks: Sequence[TaskGains]
@@ -52,21 +52,35 @@ def validate_against_torchrec(folder: Path) -> Report:
             the two plans.
     """
     batches, quiet, skipped = load_quiet(folder, "plans against TorchRec's")
-    tasks = [find_gains(of.batch, _check_plans(of.task)) for of, _ in quiet]
+    tasks = [find_gains(whole.batch, _check_plans(whole.task)) for whole, _ in quiet]
     groups = list(_groups(tasks))
     suite = SUITES["against-torchrec"]
-    chosen = [(g, name, of) for name in (OURS, SHIPPED) for g in groups if (of := _of(g, name))]
-    told = [
-        (g, FORETOLD, of) for g in groups if (of := [[t.foretold] for t in g.tasks if t.foretold])
+    chosen = [
+        (group, name, gains)
+        for name in (OURS, SHIPPED)
+        for group in groups
+        if (gains := _chosen_gains(group, name))
     ]
-    drawn = [(g, DRAWN, of) for g in groups if (of := [[*t.drawn] for t in g.tasks if t.drawn])]
+    foretold = [
+        (group, FORETOLD, gains)
+        for group in groups
+        if (gains := [[task.foretold] for task in group.tasks if task.foretold])
+    ]
+    drawn = [
+        (group, DRAWN, gains)
+        for group in groups
+        if (gains := [[*task.drawn] for task in group.tasks if task.drawn])
+    ]
     loaded = [f"{t.name} ({t.loaded} of {t.rounds + t.loaded} rounds)" for t in tasks if t.loaded]
     return suite.report(
         [row for task in tasks for row in _rows(task)],
         skipped,
         scores=(
-            suite.table("against TorchRec's planner", [_gain_line(*of) for of in chosen]),
-            suite.table("expected gains", [_expected_line(*of) for of in [*chosen, *told, *drawn]]),
+            suite.table("against TorchRec's planner", [_gain_line(*line) for line in chosen]),
+            suite.table(
+                "expected gains",
+                [_expected_line(*line) for line in [*chosen, *foretold, *drawn]],
+            ),
             suite.table(
                 "tasks",
                 [
@@ -95,13 +109,16 @@ def validate_against_torchrec(folder: Path) -> Report:
 
 
 def _dropped(tasks: Sequence[TaskGains]) -> str:
-    """How many rounds that is, over all tasks and by runtime."""
-    said = []
-    for name, of in {ALL: tasks, **grouped(tasks, lambda task: task.batch.runtime)}.items():
-        dropped = sum(task.loaded for task in of)
-        every = dropped + sum(task.rounds for task in of)
-        said.append(f"{dropped} of {every} ({percent(dropped / max(1, every))}) {name}")
-    return ", ".join(said)
+    """Describe the number of dropped rounds, over all tasks and by runtime."""
+    parts = []
+    for name, named_tasks in {
+        ALL: tasks,
+        **grouped(tasks, lambda task: task.batch.runtime),
+    }.items():
+        dropped = sum(task.loaded for task in named_tasks)
+        every = dropped + sum(task.rounds for task in named_tasks)
+        parts.append(f"{dropped} of {every} ({percent(dropped / max(1, every))}) {name}")
+    return ", ".join(parts)
 
 
 def _check_plans(task: MeasuredTask) -> MeasuredTask:
@@ -115,7 +132,7 @@ def _check_plans(task: MeasuredTask) -> MeasuredTask:
 
 
 def _rows(task: TaskGains) -> Iterator[ComparedRow]:
-    """A row a plan; TorchRec's once, as the first part has it."""
+    """Yield a row for each plan; TorchRec's only once, from the first part."""
     family = f"{task.batch.runtime}, {task.batch.models}, {task.batch.topology}"
     for at, part in enumerate(task.parts):
         for row in part.rows()[1 if at else 0 :]:
@@ -124,25 +141,25 @@ def _rows(task: TaskGains) -> Iterator[ComparedRow]:
 
 
 def _groups(tasks: Sequence[TaskGains]) -> Iterator[Group]:
-    """By runtime, then by family, then by task set; no tasks in two lines under one runtime."""
-    seen: set[tuple[str, ...]] = set()
-    for runtime, of in grouped(tasks, lambda task: task.batch.runtime).items():
-        families = grouped(of, lambda task: task.batch.models)
-        sets = grouped(of, lambda task: task.batch.name)
-        for some in (of, *families.values(), *sets.values()):
-            key = tuple(task.name for task in some)
-            if key not in seen:
-                seen.add(key)
-                models = _one({task.batch.models for task in some})
-                yield Group((runtime, models, _one({task.batch.name for task in some})), some)
+    """Yield groups by runtime, family and task set, without repeated sets of tasks."""
+    yielded: set[tuple[str, ...]] = set()
+    for runtime, runtime_tasks in grouped(tasks, lambda task: task.batch.runtime).items():
+        families = grouped(runtime_tasks, lambda task: task.batch.models)
+        sets = grouped(runtime_tasks, lambda task: task.batch.name)
+        for group in (runtime_tasks, *families.values(), *sets.values()):
+            key = tuple(task.name for task in group)
+            if key not in yielded:
+                yielded.add(key)
+                models = _one({task.batch.models for task in group})
+                yield Group((runtime, models, _one({task.batch.name for task in group})), group)
 
 
 def _one(names: set[str]) -> str:
     return min(names) if len(names) == 1 else ALL
 
 
-def _of(group: Group, name: str) -> list[list[Gain]]:
-    """The gains of a group's tasks by one kind of plan, a list a task."""
+def _chosen_gains(group: Group, name: str) -> list[list[Gain]]:
+    """Return the gains of a group's tasks by one kind of plan, a list for each task."""
     return [[task.chosen[name]] for task in group.tasks if name in task.chosen]
 
 
@@ -162,9 +179,9 @@ def _gain_line(group: Group, name: str, tasks: Sequence[Sequence[Gain]]) -> Line
 def _expected_line(group: Group, name: str, tasks: Sequence[Sequence[Gain]]) -> Line:
     gains = [gain for task in tasks for gain in task]
 
-    def means(of: Callable[[Gain], float]) -> list[float]:
-        """The mean over the plans of each task."""
-        return [statistics.fmean(of(gain) for gain in task) for task in tasks]
+    def means(figure: Callable[[Gain], float]) -> list[float]:
+        """Return the mean over the plans of each task."""
+        return [statistics.fmean(figure(gain) for gain in task) for task in tasks]
 
     return (
         *(WORDS[name], *group.cells, len(tasks), len(gains)),
@@ -182,10 +199,15 @@ def _expected_line(group: Group, name: str, tasks: Sequence[Sequence[Gain]]) -> 
 
 
 def _task_line(task: TaskGains, gain: Gain) -> Line:
-    of = gain.task
+    prediction = gain.task
     return (
-        *(task.name, len(task.task.workload.tables), gain.ours.name, of.types(gain.ours.name)),
-        *(of.types(THEIRS), gain.theirs.median_ms, gain.ours.median_ms),
+        *(
+            task.name,
+            len(task.task.workload.tables),
+            gain.ours.name,
+            prediction.types(gain.ours.name),
+        ),
+        *(prediction.types(THEIRS), gain.theirs.median_ms, gain.ours.median_ms),
         *(gain.predicted, gain.expected.mean, gain.measured, *gain.interval),
         *(task.rounds, task.loaded, gain.verdict),
     )

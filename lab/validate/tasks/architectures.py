@@ -1,8 +1,8 @@
 """Models of several architectures run for real by TorchRec on CPU ranks, against predictions.
 
-Their dense parts are captured from the modules that ran (`lab.rankers`);
-constants are those of the calibration made before the tasks. Beside the prediction stands what the
-same dense part is predicted to take if only its linear layers are known, each once a sample.
+Their dense parts are captured from the modules that ran (`lab.rankers`); constants come from the
+calibration before the tasks. A second prediction knows only the linear layers of the dense part,
+each once a sample.
 
 Why: docs/decisions/0012-dense-parts-tested-by-running.md.
 """
@@ -34,14 +34,13 @@ from shardopt.calibrate.fitting import mape
 
 PLANS, SEEN = "plans blind", "plans looked at"
 LOOKED_AT = frozenset({"2026-11-22-plain"})
-"""Task sets of which profiles of ranks said what the predictor missed (decision 0012)."""
+"""Task sets whose profiles of ranks were used to improve the predictor (decision 0012)."""
 DLRM = "dlrm"
 BESIDE = 0.7
-"""Cores that other work may keep busy in a round that counts. The committed rounds ran on a machine
-with other work, which had the time that the ranks, ahead of it by priority, left while they waited
-for each other."""
+"""Cores that other work may keep busy in a round that counts. The committed rounds shared their
+machine with work of lower priority, which ran while the ranks waited for each other."""
 FEWEST_ROUNDS = 3
-"""Of a task that count; of fewer the median says little."""
+"""Least number of rounds of a task; the median of fewer is too uncertain."""
 LINEARS = "linear layers once a sample"
 
 
@@ -52,7 +51,7 @@ def validate_architectures(folder: Path) -> Report:
         InputError: there is no task set, or a file of one is broken or of another machine.
     """
     batches, quiet, skipped = load_quiet(folder, "architectures", BESIDE, FEWEST_ROUNDS)
-    tasks = [_predict(of.batch, task) for of, task in quiet]
+    tasks = [_predict(whole.batch, task) for whole, task in quiet]
     kinds = {"all": tasks, **grouped(tasks, _kind)}
     rows = [
         replace(row, family=_kind(task), part=SEEN if task.batch.name in LOOKED_AT else PLANS)
@@ -74,35 +73,35 @@ def validate_architectures(folder: Path) -> Report:
 
 
 def _predict(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
-    known = partial(linears_alone, linears=task.rows.model.get("linears", ()))
-    return predict_task(batch, task, [Ablation(LINEARS, workload=known)])
+    reduce = partial(linears_alone, linears=task.rows.model.get("linears", ()))
+    return predict_task(batch, task, [Ablation(LINEARS, workload=reduce)])
 
 
 def _kind(task: TaskPrediction) -> str:
-    found = architecture_of(task.task.rows)
-    return DLRM if found is None else found.kind
+    architecture = architecture_of(task.task.rows)
+    return DLRM if architecture is None else architecture.kind
 
 
 def linears_alone(workload: Workload, linears: Sequence[Sequence[int]]) -> Workload:
-    """The model as if its dense part were linear layers, each run once for a sample.
+    """Replace the model's dense part by linear layers, each run once for a sample.
 
-    That was all that was known of a module before its ops were captured (decision 0011).
+    Before ops were captured, nothing else of a module was known (decision 0011).
 
     Args:
-        linears: (in, out) of every layer; a DLRM, whose layers are known, needs none.
+        linears: (in, out) of every layer; a DLRM needs none.
     """
     dense = workload.dense
     if not isinstance(dense, CapturedDense):
         return workload
     layers = tuple((width, out) for width, out in linears)
-    known = DenseArch(
+    dense_part = DenseArch(
         dense.in_features, (), (), "concat", optimizer=dense.optimizer, linears=layers
     )
-    return replace(workload, dense=known)
+    return replace(workload, dense=dense_part)
 
 
 def _kind_line(kind: str, tasks: Sequence[TaskPrediction]) -> Line:
-    """Errors of all plans of an architecture; by the linear layers alone as well."""
+    """Return the errors of all plans of an architecture, also by the linear layers alone."""
     pairs = predicted_pairs(tasks)
     errors = join_arrays([relative_errors(*pair) for pair in pairs])
     shapes = join_arrays([shape_errors(*pair) for pair in pairs])

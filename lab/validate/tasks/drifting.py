@@ -1,11 +1,10 @@
-"""Plans run in windows of data that drift: the one for the first window against that of the least
-regret over all, and TorchRec's; the same for plans chosen on a perturbed profile.
+"""Plans run in windows of drifting data: that of the first window, that of the least regret over
+all, and TorchRec's; the same for plans chosen on a perturbed profile.
 
-Two more plans were chosen on a machine that is not the real one, its costs scaled within their
-stated errors, as whoever plans on a shipped profile does. Every round runs every plan in every
-window, so that ratios are of times within seconds of each other. The first set ran plans of
-perturbed profiles in the first window alone; two plans are compared in the windows that both ran
-in.
+Two more plans were chosen on a profile with costs scaled within their stated errors, as a user of a
+shipped profile does. Every round runs every plan in every window, so ratios are of times within
+seconds of each other. The first set ran plans of perturbed profiles only in the first window; two
+plans are compared in the windows that both ran in.
 
 Why: docs/decisions/0030-choosing-among-plans.md.
 """
@@ -28,12 +27,12 @@ from shardopt.race import Ratio, median_interval, ratio_of
 
 THEIRS, NOMINAL, REGRET = WINDOW_PLANS = ("torchrec", "nominal", "regret")
 MISLED, HEDGED = "nominal perturbed", "regret perturbed"
-"""Chosen on a perturbed profile."""
+"""Plans chosen on a perturbed profile."""
 JOINT = " = "
-"""Between the names of plans that are the same up to a renaming of ranks, and were run once."""
+"""Separator of the names of plans that are equal up to a renaming of ranks, and ran once."""
 PLANS = "plans"
 WORSE, BETTER = 0.01, 0.03
-"""What the plan of least regret may lose, and what it is to gain where it differs."""
+"""Limit on the loss of the plan of least regret, and its target gain where it differs."""
 COMPARED = {
     "worst window": ((REGRET, NOMINAL), (REGRET, THEIRS), (NOMINAL, THEIRS)),
     "perturbed profiles": ((HEDGED, MISLED), (HEDGED, NOMINAL), (MISLED, NOMINAL)),
@@ -42,14 +41,14 @@ COMPARED = {
 
 
 class DriftTask(TaskOfSet):
-    """One measured task, its plans by the names of those that chose them."""
+    """Measured task, with its plans by the name of their choice."""
 
     @property
     def windows(self) -> int:
         return 1 + len(self.task.windows)
 
     def label(self, chosen_by: str) -> str:
-        """Under which name a plan was run: that of all that chose it."""
+        """Return the name under which a plan was run, with all its choices."""
         for name in self.task.rows.names:
             plain = split_window(name)[0]
             if chosen_by in plain.split(JOINT):
@@ -59,12 +58,12 @@ class DriftTask(TaskOfSet):
         )
 
     def rounds_ms(self, chosen_by: str, window: int) -> list[float]:
-        """The median of each round."""
+        """Return the median ms of each round."""
         name = in_window(self.label(chosen_by), window)
         return [statistics.median(block) for block in self.task.rows.samples_ms(name)]
 
     def windows_of(self, *plans: str) -> list[int]:
-        """The windows, from 1, that all of these were run in."""
+        """Return the windows, from 1, that all of these plans ran in."""
         there = {*self.task.rows.names}
         return [
             number
@@ -73,43 +72,42 @@ class DriftTask(TaskOfSet):
         ]
 
     def window_ms(self, chosen_by: str, windows: Sequence[int]) -> list[float]:
-        """The median of each of some windows."""
+        """Return the median ms of each of some windows."""
         return [statistics.median(self.rounds_ms(chosen_by, number)) for number in windows]
 
     def in_worst(self, *pair: str) -> Ratio:
-        """A plan's time in its worst window over the other's in that one's worst."""
+        """Return a plan's time in its worst window over the other's in its own worst."""
         windows = self.windows_of(*pair)
-        one, other = (
+        first, second = (
             max((self.rounds_ms(plan, number) for number in windows), key=statistics.median)
             for plan in pair
         )
-        return ratio_of(one, other)
+        return ratio_of(first, second)
 
-    def in_first(self, one: str, other: str) -> Ratio:
-        """A plan's time in the first window over the other's."""
-        return ratio_of(self.rounds_ms(one, 1), self.rounds_ms(other, 1))
+    def in_first(self, first: str, second: str) -> Ratio:
+        """Return a plan's time in the first window over the other's."""
+        return ratio_of(self.rounds_ms(first, 1), self.rounds_ms(second, 1))
 
     def in_mean(self, *pair: str) -> Ratio:
-        """A plan's mean over the windows over the other's."""
+        """Return a plan's mean over the windows, over the other's."""
         windows = self.windows_of(*pair)
-        one, other = (
+        first, second = (
             [
                 statistics.fmean(times)
                 for times in zip(*(self.rounds_ms(plan, n) for n in windows), strict=True)
             ]
             for plan in pair
         )
-        return ratio_of(one, other)
+        return ratio_of(first, second)
 
     def regret(self, *pair: str) -> float:
-        """By which share the first plan was slower than the faster of both in the window where that
-        is most."""
+        """Return the first plan's largest relative loss in a window to the faster of both."""
         windows = self.windows_of(*pair)
         mine, theirs = (self.window_ms(plan, windows) for plan in pair)
         return max(ms / min(ms, other) for ms, other in zip(mine, theirs, strict=True)) - 1
 
     def rows(self) -> Iterator[ComparedRow]:
-        """Every plan in every window, predicted and measured."""
+        """Yield every plan in every window, predicted and measured."""
         for number, workload in enumerate((self.task.workload, *self.task.windows), start=1):
             plans = [p for p in self.task.rows.plans if split_window(p["name"])[1] == number]
             rows = replace(self.task.rows, plans=plans)
@@ -126,16 +124,21 @@ def validate_drifting(folder: Path) -> Report:
             without the plans of a task of drifting data.
     """
     _, quiet, skipped = load_quiet(folder, "drifting data")
-    tasks = [DriftTask(of.batch, task) for of, task in quiet]
+    tasks = [DriftTask(whole.batch, task) for whole, task in quiet]
     for task in tasks:
         for chosen_by in (*WINDOW_PLANS, MISLED, HEDGED):
             task.label(chosen_by)
-    # task sets are of other models and chosen in another way
+    # task sets differ in their models and in the way that plans were chosen
     sets = grouped(tasks, lambda task: task.batch.name)
     suite = SUITES["drifting"]
     tables = [
         suite.table(
-            table, [_compared(name, some, pair) for name, some in sets.items() for pair in pairs]
+            table,
+            [
+                _compared(name, set_tasks, pair)
+                for name, set_tasks in sets.items()
+                for pair in pairs
+            ],
         )
         for table, pairs in COMPARED.items()
     ]
@@ -148,7 +151,7 @@ def validate_drifting(folder: Path) -> Report:
 
 
 def _compared(name: str, tasks: Sequence[DriftTask], pair: tuple[str, str]) -> Line:
-    """One line: a plan against another in the tasks of a set in which they differ."""
+    """Return the line of one plan against another, in the tasks of a set where they differ."""
     differ = [task for task in tasks if task.label(pair[0]) != task.label(pair[1])]
     ratios = [task.in_worst(*pair) for task in differ]
     changes = sorted(ratio.value - 1 for ratio in ratios)

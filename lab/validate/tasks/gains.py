@@ -1,4 +1,4 @@
-"""What a plan saves of the time of TorchRec's plan of the same task, expected and measured.
+"""Expected and measured gain of a plan over TorchRec's plan of the same task.
 
 Why: docs/decisions/0024-gains.md.
 """
@@ -21,21 +21,21 @@ from search.problem import Problem
 from shardopt.bench.summary import PlanSummary, summaries
 
 QUIET = 0.25
-"""Rounds in which other work kept more cores busy than this count for no plan."""
+"""Most cores that other work may keep busy in a round that counts."""
 FEWEST_ROUNDS = 6
-"""Quiet ones of a task; fewer have no interval."""
+"""Least number of quiet rounds of a task; fewer have no interval."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What a plan saves, as fractions of the time of TorchRec's plan.
+    """Gain of a plan, as a fraction of the time of TorchRec's plan.
 
     Args:
         task: the part of the task that both plans ran in.
-        theirs, ours: how long both took.
-        predicted: from the calibration of the batch.
-        expected: with the errors that the costs may have, as `plan` prints it.
-        all_rounds: the measured gain with rounds beside other work.
+        theirs, ours: measured times of both.
+        predicted: gain by the calibration of the batch.
+        expected: mean gain over the stated errors of the costs, as `plan` prints it.
+        all_rounds: measured gain including rounds beside other work.
     """
 
     task: TaskPrediction
@@ -47,12 +47,12 @@ class Gain:
 
     @property
     def measured(self) -> float:
-        """The median over the rounds, each of which ran both plans."""
+        """Median gain over the rounds, each of which ran both plans."""
         return measured_gain(self.ours)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of at least 95 %, for the measured gain."""
+        """Interval of at least 95 % for the measured gain."""
         ratio = self.ours.ratio
         if ratio is None or ratio.interval is None:
             return math.nan, math.nan
@@ -67,7 +67,7 @@ class Gain:
 
     @property
     def same_sign(self) -> bool:
-        """Whether prediction and clock name the same plan, unless the clock names none."""
+        """True if prediction and clock prefer the same plan, or the clock prefers none."""
         return self.verdict == "equal" or self.predicted * self.measured > 0
 
     @property
@@ -77,40 +77,40 @@ class Gain:
 
     @property
     def inside(self) -> bool:
-        """Whether the measured gain lies in the expected 90 % interval."""
+        """True if the measured gain lies in the expected 90 % interval."""
         low, high = self.expected.interval
         return low <= self.measured <= high
 
     @property
     def inside_with_noise(self) -> bool:
-        """The same of the interval of their difference, which has the noise of the measurement."""
+        """The same for the interval of their difference, with the noise of the measurement."""
         expected = self.expected
         return within_noise(expected.mean, self.measured, expected.interval, self.interval)
 
     @property
     def optimism(self) -> float:
-        """Share by which the ratio to TorchRec's plan is predicted too small.
+        """Relative amount by which the ratio to TorchRec's plan is predicted too small.
 
-        For plans that take about as long as TorchRec's it is the error of the predicted gain; a
-        plan that takes three times as long does not count for more.
+        For plans about as fast as TorchRec's it is the error of the predicted gain; a plan three
+        times as slow does not weigh more.
         """
         return 1 - (1 - self.predicted) / (1 - self.measured)
 
 
 def measured_gain(plan: PlanSummary) -> float:
-    """Of a plan over the first one of its rows."""
+    """Return the gain of a plan over the first one of its rows."""
     return 1 - plan.ratio.value if plan.ratio else math.nan
 
 
 @dataclass(frozen=True)
 class TaskGains(TaskOfSet):
-    """The gains of one task.
+    """Gains of one task.
 
     Args:
-        chosen: of the plans that were chosen, by name.
-        foretold: of the plan chosen with the shipped profile, as that profile foretells its gain.
-        drawn: of random plans, in the order measured.
-        rounds, loaded: counted, and left out as other work ran beside them; of the first part.
+        chosen: gains of the chosen plans, by name.
+        foretold: gain that the shipped profile predicts for the plan chosen with it.
+        drawn: gains of random plans, in measured order.
+        rounds, loaded: rounds of the first part that count, and those left out for other work.
     """
 
     chosen: dict[str, Gain]
@@ -122,7 +122,7 @@ class TaskGains(TaskOfSet):
 
 
 def quiet_part(part: MeasuredTask, most: float = QUIET) -> MeasuredTask:
-    """The part without the rounds that other work disturbed, by the load alone.
+    """Return the part without the rounds that other work disturbed, by the load alone.
 
     Args:
         most: cores that other work may keep busy in a round that counts.
@@ -132,19 +132,19 @@ def quiet_part(part: MeasuredTask, most: float = QUIET) -> MeasuredTask:
 
 
 QuietTasks = tuple[list[TaskSet], list[tuple[TaskOfSet, MeasuredTask]], list[str]]
-"""Task sets, their tasks, each also in the rounds that no other work disturbed, and a line for each
-left out."""
+"""Task sets; their tasks, each whole and with its quiet rounds only; and a message for each left
+out."""
 
 
 def load_quiet(
     folder: Path, models: str, most: float = QUIET, fewest: int = FEWEST_ROUNDS
 ) -> QuietTasks:
-    """The tasks of every task set in a folder that have enough quiet rounds.
+    """Load the tasks of every task set in a folder that have enough quiet rounds.
 
     Args:
-        models: what the task sets are of, for the message where there are none.
+        models: contents of the task sets, for the message where there are none.
         most: cores that other work may keep busy in a round that counts.
-        fewest: rounds of a task that count.
+        fewest: least number of quiet rounds of a task.
 
     Raises:
         InputError: there is no task set, or a file of one is broken, or of another machine.
@@ -153,19 +153,19 @@ def load_quiet(
         folder, f"a folder of task sets of {models} that `python -m lab batch` has measured"
     )
     skipped = [text for batch in batches for text in batch.skipped]
-    found = []
+    quiet_tasks = []
     for batch in batches:
         for task in batch.tasks:
             quiet = quiet_part(task, most)
             if len(quiet.rows.rounds) >= fewest:
-                found.append((TaskOfSet(batch, task), quiet))
+                quiet_tasks.append((TaskOfSet(batch, task), quiet))
             else:
                 skipped.append(
                     f"{batch.name} {task.name}: only {len(quiet.rows.rounds)} of "
                     f"{len(task.rows.rounds)} rounds without other work, and {fewest} are needed; "
                     "measure more rounds with the same command"
                 )
-    return batches, found, skipped
+    return batches, quiet_tasks, skipped
 
 
 def find_gains(batch: TaskSet, task: MeasuredTask) -> TaskGains:
@@ -196,7 +196,7 @@ def find_gains(batch: TaskSet, task: MeasuredTask) -> TaskGains:
 
 
 def _foretold(batch: TaskSet, gain: Gain) -> Gain:
-    """The gain as whoever does not calibrate is told it."""
+    """Return the gain with the prediction of the shipped profile, as for an uncalibrated user."""
     part = gain.task.task
     problem = Problem(part.workload, batch.ranks, load_hardware(BASE))
     plan, baseline = part.plans[gain.ours.name], part.plans[THEIRS]
@@ -205,12 +205,12 @@ def _foretold(batch: TaskSet, gain: Gain) -> Gain:
 
 
 def _gains(batch: TaskSet, part: TaskPrediction, whole: MeasuredTask) -> Iterator[Gain]:
-    """Of every plan of a part but the first."""
-    theirs, *others = summaries(part.task.rows)
+    """Yield the gain of every plan of a part but the first."""
+    theirs, *candidates = summaries(part.task.rows)
     times, plans = part.predicted_ms, part.task.plans
-    problem = Problem(part.task.workload, batch.ranks, batch.made.profile)
+    problem = Problem(part.task.workload, batch.ranks, batch.calibration.profile)
     in_all = summaries(whole.rows)[1:]
-    for at, (ours, again) in enumerate(zip(others, in_all, strict=True), start=1):
+    for at, (ours, again) in enumerate(zip(candidates, in_all, strict=True), start=1):
         yield Gain(
             part,
             theirs,

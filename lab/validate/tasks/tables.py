@@ -1,4 +1,4 @@
-"""The figures of `python -m lab validate torchrec-cpu`, the lines of a table each."""
+"""The tables of `python -m lab validate torchrec-cpu`, each as lines."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from lab.validate.tasks.task_prediction import TaskPrediction, medians_ms
 from shardopt.calibrate.fitting import Array, mape
 
 Pair = tuple[Array, Array]
-"""Measured and predicted times of one task's plans."""
+"""Measured and predicted times of one task's plans, ``[plans]``."""
 Line = tuple[Cell, ...]
 
 WITHIN = (0.0, 0.02, 0.05, 0.10)
-"""A picked plan counts when it is at most so much slower than the fastest."""
+"""Regrets up to which a picked plan counts."""
 PICKED = 0.05
-"""The same, where one figure stands for all."""
+"""The same, for tables with a single figure."""
 LOOKUPS_PLAN = "table_wise_by_lookups"
 BALANCED = "balanced"
-"""Of a crossed task: both kinds of tables on every rank."""
+"""Plan of a crossed task with both kinds of tables on every rank."""
 EDGES = (0.01, 0.05, 0.10)
-"""Of the classes of plans, by the predicted share of waiting."""
+"""Edges of the classes of plans by the predicted share of waiting."""
 MINUTES = (30.0, 60.0, 120.0, 240.0)
 """Edges of the classes of time since the calibration."""
 FEWEST_ROUNDS = 2
-"""Of a task that is halved into odd and even ones."""
+"""Least rounds of a task to split into odd and even ones."""
 FRESH = "predicted, fresh batches"
 
 
@@ -51,14 +51,14 @@ def predicted_pairs(tasks: Sequence[TaskPrediction]) -> list[Pair]:
 
 
 def join_arrays(arrays: Sequence[Array]) -> Array:
-    """One array of all; empty of none."""
+    """Concatenate the arrays; empty without any."""
     return np.concatenate(arrays) if arrays else np.zeros(0)
 
 
 def shared_tables(
     suite: Suite, tasks: Sequence[TaskPrediction], batches: Sequence[TaskSet]
 ) -> dict[str, Scores]:
-    """What every suite of single plans tells, by the name of the table."""
+    """Return the tables that every suite of single plans has, by name."""
     lines = {
         "ranking": ranking(tasks),
         "picking": picking(tasks),
@@ -67,20 +67,20 @@ def shared_tables(
         "held-out kernels": held_out(batches),
         "tasks": map(_task_line, tasks),
     }
-    return {name: suite.table(name, of) for name, of in lines.items()}
+    return {name: suite.table(name, table_lines) for name, table_lines in lines.items()}
 
 
 def _fresh(tasks: Sequence[TaskPrediction]) -> list[list[TaskPrediction]]:
-    """The tasks on which no version of the predictor was chosen, where they are not all."""
-    found = [t for t in tasks if t.fresh]
-    return [found] if 0 < len(found) < len(tasks) else []
+    """Return the fresh tasks, if only some are: no version of the predictor was chosen on them."""
+    fresh = [t for t in tasks if t.fresh]
+    return [fresh] if 0 < len(fresh) < len(tasks) else []
 
 
 def ranking(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
-    """Shape error and rank correlation within tasks."""
+    """Yield shape error and rank correlation within tasks."""
     yield order_line("predicted", predicted_pairs(tasks))
-    for some in _fresh(tasks):
-        yield order_line(FRESH, predicted_pairs(some))
+    for fresh in _fresh(tasks):
+        yield order_line(FRESH, predicted_pairs(fresh))
     uncorrected = [(t.measured_ms, t.uncorrected_ms) for t in tasks]
     yield order_line("not corrected for drift", uncorrected)
     rated = order_line("TorchRec's estimator", [(t.measured_ms, t.ratings) for t in tasks])
@@ -89,7 +89,7 @@ def ranking(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
 
 
 def order_line(name: str, pairs: Sequence[Pair]) -> Line:
-    """How well times agree over some tasks."""
+    """Return the agreement of times over some tasks."""
     halves = [(m[faster_half(m)], p[faster_half(m)]) for m, p in pairs]
     return (
         name,
@@ -103,19 +103,21 @@ def order_line(name: str, pairs: Sequence[Pair]) -> Line:
 
 
 def _median_and_min(values: Sequence[float]) -> tuple[float, float]:
-    told = [value for value in values if not math.isnan(value)]
-    return (float(np.median(told)), min(told)) if told else (math.nan, math.nan)
+    valid = [value for value in values if not math.isnan(value)]
+    return (float(np.median(valid)), min(valid)) if valid else (math.nan, math.nan)
 
 
 def picking(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
-    """How good the plan is that each picker takes."""
+    """Yield the regret of the plan that each picker chooses."""
 
-    def by(score: Callable[[TaskPrediction], Array], of: Sequence[TaskPrediction]) -> list[Pair]:
-        return [(t.measured_ms, picks(score(t))) for t in of]
+    def by(
+        score: Callable[[TaskPrediction], Array], scored: Sequence[TaskPrediction]
+    ) -> list[Pair]:
+        return [(t.measured_ms, picks(score(t))) for t in scored]
 
     yield pick_line("predicted fastest", by(lambda t: t.predicted_ms, tasks))
-    for some in _fresh(tasks):
-        yield pick_line(FRESH, by(lambda t: t.predicted_ms, some))
+    for fresh in _fresh(tasks):
+        yield pick_line(FRESH, by(lambda t: t.predicted_ms, fresh))
     yield pick_line("not corrected for drift", by(lambda t: t.uncorrected_ms, tasks))
     by_lookups = []
     for task in tasks:
@@ -130,7 +132,7 @@ def picking(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
 
 
 def pick_line(name: str, picked: Sequence[Pair]) -> Line:
-    """A line of `picking`; each pair is measured times and the chances of every plan."""
+    """Return a line of `picking`, from measured times and the probability of every plan."""
     if not picked:
         return (name, 0, *(None,) * (len(WITHIN) + 2))
     lost = [(regrets(measured), chances) for measured, chances in picked]
@@ -146,8 +148,8 @@ def _share(lost: Sequence[Pair], most: float) -> float:
 
 
 def ablation_lines(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
-    """How well the times of each predictor agree, and the share of tasks whose predicted fastest
-    plan is at most `PICKED` slower than the fastest."""
+    """Yield each predictor's agreement, and the share of tasks whose predicted fastest plan is at
+    most `PICKED` slower than the fastest."""
     named = {"everything": predicted_pairs(tasks)}
     for name in tasks[0].ablated_ms if tasks else ():
         named[name] = [(t.measured_ms, t.ablated_ms[name]) for t in tasks]
@@ -158,7 +160,7 @@ def ablation_lines(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
 
 
 def intervals(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
-    """What the 90 % intervals hold."""
+    """Yield the coverage and width of the 90 % intervals."""
     measured = join_arrays([t.measured_ms for t in tasks])
     low, high = (join_arrays([getattr(t, end) for t in tasks]) for end in ("low_ms", "high_ms"))
     middle = join_arrays([t.predicted_ms for t in tasks])
@@ -167,7 +169,7 @@ def intervals(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
 
 
 def truth(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
-    """Measurement against measurement: what no prediction can beat."""
+    """Yield measurement against measurement, which no prediction can beat."""
     halves, again = [], []
     for task in tasks:
         rows, second = task.task.rows, task.task.again
@@ -183,10 +185,10 @@ def truth(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
 
 
 def held_out(batches: Sequence[TaskSet]) -> Iterator[Line]:
-    """Rows of the calibrations that no fit has seen, pooled."""
-    made = [item for batch in batches for item in batch.made.errors.items()]
-    for family, of in grouped(made, lambda item: item[0]).items():
-        errors = join_arrays([found.errors for _, found in of])
+    """Yield errors on held-out rows of the calibrations, pooled."""
+    families = [item for batch in batches for item in batch.calibration.errors.items()]
+    for family, members in grouped(families, lambda item: item[0]).items():
+        errors = join_arrays([holdout.errors for _, holdout in members])
         if len(errors):
             bias = float(np.median(errors))
             yield (family, len(errors), mape(errors), geomean(errors), bias)
@@ -209,8 +211,7 @@ def _mean(errors: Array) -> float:
 
 
 def synchronisation(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
-    """Errors with and without synchronisation, by how much of the iteration it is predicted to
-    be."""
+    """Yield errors with and without synchronisation, by its predicted share of the iteration."""
     measured = join_arrays([task.measured_ms for task in tasks])
     predicted = join_arrays([task.predicted_ms for task in tasks])
     sums = join_arrays([task.ablated_ms[SUMS] for task in tasks])
@@ -220,30 +221,34 @@ def synchronisation(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
     for at, label in enumerate(labels):
         here = place == at
         errors = [relative_errors(measured[here], times[here]) for times in (predicted, sums)]
-        figures = (figure for of in errors for figure in (mape(of), _mean(of)))
+        figures = (
+            figure
+            for class_errors in errors
+            for figure in (mape(class_errors), _mean(class_errors))
+        )
         yield (label, int(here.sum()), *figures)
 
 
 def over_balanced(tasks: Sequence[TaskPrediction]) -> list[Line]:
-    """How much slower each plan of a crossed task is than its balanced one."""
-    found: dict[str, list[Array]] = {}
+    """Return each plan's relative slowdown over the balanced plan of its crossed task."""
+    slowdowns: dict[str, list[Array]] = {}
     for task in (task for task in tasks if BALANCED in task.plans):
         base = task.plans.index(BALANCED)
         times = np.array([task.measured_ms, task.predicted_ms, task.ablated_ms[SUMS]])
         for at, plan in enumerate(task.plans):
             if at != base:
-                found.setdefault(plan, []).append(times[:, at] / times[:, base] - 1)
+                slowdowns.setdefault(plan, []).append(times[:, at] / times[:, base] - 1)
     lines: list[Line] = []
-    for plan, of in sorted(found.items()):
-        measured, predicted, sums = np.array(of).T
+    for plan, samples in sorted(slowdowns.items()):
+        measured, predicted, sums = np.array(samples).T
         means = (float(times.mean()) for times in (measured, predicted, sums))
         apart = mape(predicted - measured), mape(sums - measured)
-        lines.append((plan, len(of), *means, *apart))
+        lines.append((plan, len(samples), *means, *apart))
     return lines
 
 
 def absolute(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
-    """Errors of plans, all and by what they are."""
+    """Yield errors of all plans, and by class."""
     errors = join_arrays([relative_errors(t.measured_ms, t.predicted_ms) for t in tasks])
     raw = join_arrays([relative_errors(t.measured_ms, t.uncorrected_ms) for t in tasks])
     names = [f"{t.name} {plan}" for t in tasks for plan in t.plans]
@@ -265,7 +270,7 @@ MINUTES_LABEL = "minutes after calibration"
 
 
 def labels_of(task: TaskPrediction, plan: str) -> dict[str, str]:
-    """The classes that a plan counts in."""
+    """Return the classes of a plan."""
     place = sum(edge <= task.minutes for edge in MINUTES)
     last = place == len(MINUTES)
     return {

@@ -23,7 +23,7 @@ from shardopt.calibrate.fitting import Array
 from shardopt.calibrate.points import REFERENCE_KERNELS as KERNELS
 
 FACTORS = ("backward_stateless", "backward_weighted")
-"""Fields of the embedding model that are no times."""
+"""Fields of the embedding model that are not times."""
 SMALL_MOVES = (
     *("floor_us", "ramp_us", "bucketize_ns_per_id", "gather_ns_per_element"),
     *("math_ns_per_element", "random_ns_per_element", "sliced_ns_per_element"),
@@ -35,15 +35,15 @@ Ratios = Mapping[str, float]
 
 
 def drift_ratios(task: Mapping[str, float], calibration: Mapping[str, float]) -> dict[str, float]:
-    """`Ratios` of two sets of reference times."""
+    """Return the `Ratios` of two sets of reference times."""
     return {kernel: task[kernel] / calibration[kernel] for kernel in KERNELS}
 
 
 def correct_drift(profile: HardwareProfile, ratios: Ratios) -> HardwareProfile:
-    """The profile of the machine while the task ran.
+    """Return the profile of the machine while the task ran.
 
-    Embedding constants follow their lookups, collectives the all-to-all, all else the GEMM: it
-    alone of the references depends on the core's clock and on nothing else.
+    Embedding constants scale with their lookups, collectives with the all-to-all, and all else with
+    the GEMM, the only reference that depends on the core's clock alone.
 
     Args:
         profile: of CPU ranks.
@@ -65,7 +65,8 @@ def correct_drift(profile: HardwareProfile, ratios: Ratios) -> HardwareProfile:
             **_scaled(gemm, ("floor_us", "batched_us"), clock),
             "tflops": {kind: rate / clock for kind, rate in gemm.tflops.items()},
             "batches": {
-                layout: tuple(ns * clock for ns in of) for layout, of in gemm.batches.items()
+                layout: tuple(ns * clock for ns in layout_ns)
+                for layout, layout_ns in gemm.batches.items()
             },
             "attention_head_us": tuple(us * clock for us in gemm.attention_head_us),
         },
@@ -99,7 +100,7 @@ def _each(costs: Mapping[str, float], factor: float) -> dict[str, float]:
 
 
 def _slower_link(link: LinkCurves, factor: float) -> LinkCurves:
-    """Every curve of a link, times a factor."""
+    """Multiply every curve of a link by a factor."""
     curves = {
         name: curve.model_copy(
             update={
@@ -119,7 +120,7 @@ DEVELOPED_ON = tuple(f"2026-11-21-{name}" for name in ("a", "b", "c-link-1", "d-
 
 @dataclass(frozen=True)
 class TaskOfSet:
-    """A measured task, and the task set that it is of."""
+    """Measured task with its task set."""
 
     batch: TaskSet
     task: MeasuredTask
@@ -132,11 +133,11 @@ class TaskOfSet:
 
 @dataclass(frozen=True)
 class TaskPrediction(TaskOfSet):
-    """All that is known of one task's plans; arrays are ``[plans]``, in the order of the rows.
+    """Predictions of one task's plans; arrays are ``[plans]``, in the order of the rows.
 
     Args:
         predicted_ms: from the batch's calibration, corrected for drift.
-        uncorrected_ms: from the calibration as it is.
+        uncorrected_ms: from the calibration without correction.
         low_ms, high_ms: the 90 % interval of ``predicted_ms``.
         ablated_ms: `Ablation.name` -> its times.
         ratings: TorchRec's own cost of each plan.
@@ -157,7 +158,7 @@ class TaskPrediction(TaskOfSet):
 
     @property
     def fresh(self) -> bool:
-        """No version of the predictor was chosen on it."""
+        """True if no version of the predictor was chosen on the task."""
         return self.batch.name not in DEVELOPED_ON
 
     @property
@@ -166,11 +167,11 @@ class TaskPrediction(TaskOfSet):
 
     @cached_property
     def measured_ms(self) -> Array:
-        """Median over all iterations, as rank 0 saw them."""
+        """Median over all iterations of rank 0."""
         return medians_ms(self.task.rows, self.plans)
 
     def types(self, plan: str) -> str:
-        """The sharding types that a plan mixes, e.g. ``TW+RW``."""
+        """Return the sharding types that a plan mixes, e.g. ``TW+RW``."""
         used = {table.sharding_type for table in self.task.plans[plan].tables.values()}
         return "+".join(kind.short for kind in _ORDER if kind in used)
 
@@ -210,14 +211,14 @@ _ORDER = (
 
 
 def medians_ms(rows: BenchRows, plans: Iterable[str], part: slice = slice(None)) -> Array:
-    """Median of every plan's samples of rank 0, of all rounds or some."""
+    """Return the median of every plan's samples of rank 0, over all rounds or some."""
     return np.array([statistics.median(flat(rows.samples_ms(plan)[part])) for plan in plans])
 
 
 def predict_task(
     batch: TaskSet, task: MeasuredTask, ablations: Sequence[Ablation] = ()
 ) -> TaskPrediction:
-    """Predict and rate every plan of a task; no sample of its iterations is looked at.
+    """Predict and rate every plan of a task, without its measured iterations.
 
     Raises:
         ShardoptError: a plan cannot be predicted; names batch and task.
@@ -230,17 +231,17 @@ def predict_task(
 
 def _predict(batch: TaskSet, task: MeasuredTask, ablations: Sequence[Ablation]) -> TaskPrediction:
     ratios = drift_ratios(task_reference(task.rows), batch.reference_ms)
-    hardware = correct_drift(batch.made.profile, ratios)
+    hardware = correct_drift(batch.calibration.profile, ratios)
     workload, ranks = task.workload, batch.ranks
     plans = [task.plans[name] for name in task.rows.names]
-    found = [predict(workload, ranks, hardware, plan) for plan in plans]
-    low, high = np.array([p.interval_ms for p in found]).T
+    predictions = [predict(workload, ranks, hardware, plan) for plan in plans]
+    low, high = np.array([p.interval_ms for p in predictions]).T
     rating = TorchRecObjective(workload, ranks, "cpu")
     return TaskPrediction(
         batch,
         task,
-        np.array([p.iteration_ms for p in found]),
-        FULL.times(workload, ranks, batch.made.profile, plans),
+        np.array([p.iteration_ms for p in predictions]),
+        FULL.times(workload, ranks, batch.calibration.profile, plans),
         low,
         high,
         {a.name: a.times(workload, ranks, hardware, plans) for a in ablations},

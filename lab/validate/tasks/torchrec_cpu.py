@@ -1,9 +1,8 @@
 """Plans run for real by TorchRec on CPU ranks, against predictions from calibration alone.
 
-Every batch (`lab.tasks.task_set`) brings the calibration made before its tasks;
-nothing is fitted on an iteration. Batches that the predictor was not developed on lead. Reference
-kernels, which run between the plans, correct for drift of the machine; figures without that
-correction are shown as well.
+Every batch (`lab.tasks.task_set`) has the calibration made before its tasks; nothing is fitted on
+an iteration. Batches that the predictor was not developed on come first. Reference kernels between
+the plans correct for drift of the machine; figures without that correction are shown as well.
 """
 
 from __future__ import annotations

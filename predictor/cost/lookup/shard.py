@@ -41,7 +41,8 @@ class LookupShard:
         lengths: (sample, feature) pairs, whose ids are walked one after the other; `bags` if None.
         distinct: rows that an iteration touches, where the ids are no independent draws.
         rows, dim: size of the shard.
-        element_bytes: of one weight; outputs are fp32.
+        element_bytes: of one weight, its part of the row's scale, bias and padding included;
+            outputs are fp32.
         optimizer: by FBGEMM's `EmbOptimType` value.
         mean: the lookup itself divides by the lengths.
         cache_load_factor: share of the rows in a cache, or on the device.
@@ -54,7 +55,7 @@ class LookupShard:
     bags: float
     rows: int
     dim: int
-    element_bytes: int = 4
+    element_bytes: float = 4
     optimizer: str = Optimizer.ROWWISE_ADAGRAD
     weighted: bool = False
     pooled: bool = True

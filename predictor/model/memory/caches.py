@@ -1,4 +1,4 @@
-"""The cache of UVM rows that the tables of one launch share on a device, in bytes.
+"""Cache of UVM rows that the tables of one launch share on a device, in bytes.
 
 FBGEMM allocates one for all ``fused_uvm_caching`` tables of a launch: of the rows that their load
 factors bring in, every row as wide as the widest of these tables (`_apply_cache_state` and
@@ -29,10 +29,10 @@ INDEX_BYTES = 4
 
 @dataclass(frozen=True)
 class CachedShard:
-    """A shard whose rows are cached on a rank.
+    """Shard whose rows are cached on a rank.
 
     Args:
-        launch: the cache it shares with the others of this rank.
+        launch: cache that it shares with other shards of the rank.
         slots: rows that it brings to the cache.
         row_bytes: of one row in the cache.
         prefetched: rows are fetched ahead of their lookup.
@@ -46,7 +46,7 @@ class CachedShard:
 
 
 def cached_bytes(rows: int, row_bytes: int, clf: float) -> int:
-    """What one cached shard takes of a cache at least, whatever shares it.
+    """Return the least cache bytes of one cached shard, whatever shares the cache.
 
     Args:
         row_bytes: of one row of the shard.
@@ -60,7 +60,7 @@ def _own_bytes(slots: float, row_bytes: int) -> int:
 
 
 def cached_shards(table: Table, plan: TablePlan, train_pipeline: str) -> list[CachedShard]:
-    """The shards of a table that have rows in a cache; none of another kernel."""
+    """Return the shards of a table with rows in a cache; none for other kernels."""
     if plan.compute_kernel is not ComputeKernel.FUSED_UVM_CACHING:
         return []
     clf = plan.cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR
@@ -70,7 +70,7 @@ def cached_shards(table: Table, plan: TablePlan, train_pipeline: str) -> list[Ca
             shard.rank,
             group,
             clf * shard.size[0],
-            shard.size[1] * table.element_bytes,
+            table.row_bytes(shard.size[1]),
             prefetched,
         )
         for shard in plan.shards
@@ -79,23 +79,23 @@ def cached_shards(table: Table, plan: TablePlan, train_pipeline: str) -> list[Ca
 
 
 def sharing_bytes(shards: Iterable[CachedShard]) -> dict[int, int]:
-    """Per rank, what caches take beyond `cached_bytes` of their shards: every row is as wide as the
-    widest of its launch, and sets are whole."""
+    """Return rank -> bytes of caches beyond `cached_bytes` of their shards: rows are as wide as the
+    widest of their launch, and sets are whole."""
     launches: dict[object, list[CachedShard]] = defaultdict(list)
     for shard in shards:
         launches[shard.rank, shard.launch].append(shard)
-    found: dict[int, int] = defaultdict(int)
+    bytes_of_rank: dict[int, int] = defaultdict(int)
     for sharing in launches.values():
         slots = max(1, -(-int(sum(shard.slots for shard in sharing)) // SET_ROWS)) * SET_ROWS
         first = sharing[0]
         widest = max(s.row_bytes for s in sharing) + SLOT_BYTES + LOCK_BYTES * first.prefetched
         own = sum(_own_bytes(shard.slots, shard.row_bytes) for shard in sharing)
-        found[first.rank] += slots * widest - own
-    return found
+        bytes_of_rank[first.rank] += slots * widest - own
+    return bytes_of_rank
 
 
 def plan_sharing_bytes(workload: Workload, plan: ShardingPlan) -> dict[int, int]:
-    """As `sharing_bytes`, of a plan."""
+    """Return `sharing_bytes` of a plan."""
     return sharing_bytes(
         shard
         for key, table in zip(workload.keys, workload.tables, strict=True)

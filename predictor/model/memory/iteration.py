@@ -87,7 +87,7 @@ def input_bytes(
         samples: of all features together.
         split: rows of one of its tables are split, so that a feature processor's positions travel.
     """
-    weighted = any(t.weighted for t in workload.tables if t.module == module)
+    weighted = module in workload.weighted
     weighted &= split or module not in workload.processed
     return ids * (INDEX_BYTES + WEIGHT_BYTES * weighted) + samples * LENGTH_BYTES
 

@@ -1,4 +1,4 @@
-"""The most memory that a rank needs at once under a plan, and what is left for shards before."""
+"""Peak memory of a rank under a plan, and the memory left for shards before planning."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DEFAULT_RESERVE = 0.05
 """Share of a device that stays free where activations are known: for what lies outside PyTorch's
 allocator (cuBLAS workspaces, libraries' scratch) and for batches larger than the mean."""
 UNKNOWN_RESERVE = 0.15
-"""Where they are not, TorchRec's share stands for them."""
+"""The same where they are not known: TorchRec's share, which includes activations."""
 NEARLY_FULL = 0.95
-"""Share of what may be reserved from which a plan is warned about."""
+"""Share of the limit on reserved memory above which a plan gets a warning."""
 
 
 def default_reserve(workload: Workload) -> float:
-    """The share of a device to keep free where the user gives none."""
+    """Return the share of a device to keep free where the user gives none."""
     dense = workload.dense
     unknown = isinstance(dense, MeasuredDense) and dense.activation_bytes is None
     return UNKNOWN_RESERVE if unknown else DEFAULT_RESERVE
@@ -45,7 +45,7 @@ def memory_of_plan(
     device: str = "cuda",
     program: DenseProgram | None = None,
 ) -> list[RankMemory]:
-    """What a plan needs on every rank, with the peak of its process.
+    """Return the memory of a plan on every rank, with the peak of its process.
 
     Args:
         program: the dense part at the workload's batch size; that of the workload if None.
@@ -54,7 +54,7 @@ def memory_of_plan(
 
 
 class PeakMemory:
-    """The peaks of the plans of one workload; those of like ranks are simulated once.
+    """Peaks of the plans of one workload; equal ranks are simulated once.
 
     Args:
         program: the dense part at the workload's batch size; that of the workload if None.
@@ -72,7 +72,7 @@ class PeakMemory:
         self._known: dict[tuple[object, ...], Peak] = {}
 
     def of(self, plan: ShardingPlan) -> list[RankMemory]:
-        """What a plan needs on every rank, with the peak of its process."""
+        """Return the memory of a plan on every rank, with the peak of its process."""
         topology, on_device = self.topology, self.device != "cpu"
         caps = topology.hbm_cap_bytes if on_device else topology.ddr_cap_bytes
         installed, limits = topology.installed_bytes or caps, topology.limit_bytes or caps
@@ -97,33 +97,33 @@ class PeakMemory:
         return activation_bytes(self.workload, self.program)
 
     def peaks(self, plan: ShardingPlan) -> list[Peak]:
-        """The most that every rank's process has at once."""
+        """Return the peak of every rank's process."""
         workload, program, device = self.workload, self.program, self.device
         cached = frozenset(
             table.module
             for key, table in zip(workload.keys, workload.tables, strict=True)
             if plan.tables[key].compute_kernel.is_cached
         )
-        found = []
-        fixed = dense_bytes(program)
+        peaks_of_ranks = []
+        fixed = dense_bytes(program, trains=workload.training)
         shards = resident_bytes(workload, self.topology, plan, device)
-        for rank, of in enumerate(exchanges(workload, self.topology, plan)):
+        for rank, rank_exchanges in enumerate(exchanges(workload, self.topology, plan)):
             stashed = _stashed(workload, plan, program, rank) if device != "cpu" else (0, 0)
-            key = cached, stashed, *of
+            key = cached, stashed, *rank_exchanges
             if key not in self._known:
-                one = Iteration(workload, program, of, device, cached, stashed)
-                self._known[key] = one.run()
+                iteration = Iteration(workload, program, rank_exchanges, device, cached, stashed)
+                self._known[key] = iteration.run()
             peak, stays = self._known[key], fixed + shards[rank] - sum(stashed)
-            found.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
-        return found
+            peaks_of_ranks.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
+        return peaks_of_ranks
 
 
 def _stashed(
     workload: Workload, plan: ShardingPlan, program: DenseProgram, rank: int
 ) -> tuple[int, int]:
-    """Bytes of weights and of dense optimizer states that leave a rank's device in an iteration."""
+    """Return the bytes of weights and dense optimizer states stashed off a rank's device."""
     weights = sum(
-        shard.size[0] * shard.size[1] * table.element_bytes
+        shard.size[0] * table.row_bytes(shard.size[1])
         for key, table in zip(workload.keys, workload.tables, strict=True)
         if is_stashed(table, plan.tables[key].compute_kernel)
         for shard in plan.tables[key].shards
@@ -139,7 +139,7 @@ def leave_for_shards(
     device: str = "cuda",
     context_bytes: int = 0,
 ) -> Topology:
-    """The ranks that a plan covers, with what is left for shards as their caps.
+    """Return the ranks that a plan covers, with the memory left for shards as their caps.
 
     What a process takes at its peak beside its shards, whichever the plan, goes off, so that no
     plan fits of which a rank's shards add more than what is left (`ShardMemory`). Whether one of
@@ -152,24 +152,24 @@ def leave_for_shards(
     """
     if installed.job is None:
         installed = workload.sharding_group(installed)
-    taken = least_bytes(workload, device)
+    least = least_bytes(workload, device)
     if device == "cpu":
         caps = installed.ddr_cap_bytes
-        left = tuple(cap - taken for cap in caps)
-        return replace(installed, ddr_cap_bytes=left, installed_bytes=caps, limit_bytes=caps)
+        free = tuple(cap - least for cap in caps)
+        return replace(installed, ddr_cap_bytes=free, installed_bytes=caps, limit_bytes=caps)
     caps = installed.hbm_cap_bytes
     limits = tuple(int((1 - reserve) * cap) - context_bytes for cap in caps)
-    left = tuple(limit - taken for limit in limits)
-    rank = left.index(min(left))
-    if left[rank] < 0:
+    free = tuple(limit - least for limit in limits)
+    rank = free.index(min(free))
+    if free[rank] < 0:
         raise InfeasibleError(
             f"rank {rank} has {format_bytes(caps[rank])} of HBM; before any table is placed, the "
             f"dense part, the input batch and the reserve of {reserve:.0%} need "
-            f"{format_bytes(-left[rank], round_up=True)} more; try a smaller batch, a smaller "
+            f"{format_bytes(-free[rank], round_up=True)} more; try a smaller batch, a smaller "
             "reserve or more HBM",
             inputs=("batch_size", "reserve", "hbm_gib"),
         )
-    return replace(installed, hbm_cap_bytes=left, installed_bytes=caps, limit_bytes=limits)
+    return replace(installed, hbm_cap_bytes=free, installed_bytes=caps, limit_bytes=limits)
 
 
 def limit_processes(workload: Workload, left: Topology, device: str = "cuda") -> Topology:
@@ -194,31 +194,33 @@ def least_bytes(workload: Workload, device: str = "cuda") -> int:
         states = program.state_bytes if workload.stash_optimizer_state else 0
         stashed = block_bytes(weights) if weights else 0, states
     peak = Iteration(workload, program, (), device, stashed=stashed).run()
-    return dense_bytes(program) + peak.allocated_bytes - sum(stashed)
+    return dense_bytes(program, trains=workload.training) + peak.allocated_bytes - sum(stashed)
 
 
-def dense_bytes(program: DenseProgram) -> int:
-    """What of the dense part stays: parameters, buffers, optimizer states and DDP's buckets."""
+def dense_bytes(program: DenseProgram, *, trains: bool = True) -> int:
+    """Return the resident bytes of the dense part: parameters and buffers, and where it is trained
+    optimizer states and DDP's buckets."""
     parameters = {operand.storage: operand.storage_bytes for operand in program.resident}
-    return sum(parameters.values()) + program.state_bytes + program.gradient_bytes
+    trained = program.state_bytes + program.gradient_bytes
+    return sum(parameters.values()) + trained * trains
 
 
 def activation_bytes(workload: Workload, program: DenseProgram) -> int:
-    """Most that the dense part has at once beside what stays, outputs of lookups included."""
+    """Return the peak of the dense part beside resident memory, with outputs of lookups."""
     alone = replace(workload, train_pipeline="base")
     return Iteration(alone, program, (), "cpu").run().allocated_bytes
 
 
 @lru_cache(maxsize=64)
 def program_of(workload: Workload) -> DenseProgram:
-    """The dense part op by op; of measured times what stands for their activations."""
+    """Return the dense part op by op; measured times get ops for their activations."""
     if isinstance(workload.dense, MeasuredDense):
         return _measured_program(workload, workload.dense)
     return dense_program(workload)
 
 
 def _measured_program(workload: Workload, dense: MeasuredDense) -> DenseProgram:
-    """One op that leaves the activations for the backward, and one that makes the gradients."""
+    """Return one op that keeps the activations for the backward, and one for the gradients."""
     writer = OpWriter("fp32")
     parameter, take_gradient = writer.parameter(dense.gradient_bytes // 4)
     outputs = {
@@ -226,12 +228,12 @@ def _measured_program(workload: Workload, dense: MeasuredDense) -> DenseProgram:
         for module, size in ((e.module, e.output) for e in unplaced(workload))
     }
     activations = writer.tensor(((dense.activation_bytes or 0) // 4,))
-    given = tuple(outputs.values())
-    gradients = tuple(writer.like(output) for output in given)
-    numbers = tuple(output.storage for output in given)
+    lookup_outputs = tuple(outputs.values())
+    gradients = tuple(writer.like(output) for output in lookup_outputs)
+    numbers = tuple(output.storage for output in lookup_outputs)
     forward: tuple[Event, ...] = (
         *(Lookup(module, (output,)) for module, output in outputs.items()),
-        OpCall("measured", given, (activations,), numbers),
+        OpCall("measured", lookup_outputs, (activations,), numbers),
     )
     take_gradient(writer.like(parameter))
     backward: tuple[Event, ...] = (

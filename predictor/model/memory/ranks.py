@@ -67,7 +67,7 @@ STATES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 
 @dataclass(frozen=True)
 class ShardMemory:
-    """What one shard adds to the peak of its rank at least, whatever lies beside it, in bytes.
+    """Least bytes that one shard adds to the peak of its rank, whatever else the rank holds.
 
     At any moment a process has its shards with their states and caches, and of every lookup the ids
     that it read last (`predictor.model.memory.iteration`). What else is in flight may be there at
@@ -104,7 +104,7 @@ def shard_memory(
     enforce_hbm: bool = False,
     most_cache_mib: float | None = None,
 ) -> list[ShardMemory]:
-    """Memory of every shard of a table.
+    """Return the memory of every shard of a table.
 
     Args:
         sizes: ``[rows, columns]`` of every shard.
@@ -118,56 +118,58 @@ def shard_memory(
 
     def of_shard(size: Size) -> ShardMemory:
         rows, columns = size
-        held = _ids_bytes(table, workload, topology, sharding_type, size, len(sizes))
-        weights = rows * columns * table.element_bytes
+        ids_bytes = _ids_bytes(table, workload, topology, sharding_type, size, len(sizes))
+        weights = rows * table.row_bytes(columns)
         first = second = dense = 0
-        if kernel is ComputeKernel.DENSE:
+        if kernel is ComputeKernel.DENSE and workload.training:
             # dense gradient (DDP's bucket is a view of it) and dense optimizer state
             dense = weights * (1 + DENSE_STATES[workload.dense.optimizer])
-        else:
+        elif workload.training:
             first, second = (
                 (element * columns + row) * rows * STATE_BYTES
                 for element, row in STATES[table.optimizer]
             )
         state = first + second
         if device == "cpu":
-            return ShardMemory(0, weights + state + dense + held, state, held, dense)
-        hbm = held + dense
+            return ShardMemory(0, weights + state + dense + ids_bytes, state, ids_bytes, dense)
+        hbm = ids_bytes + dense
         if kernel.is_hashed:
-            return _hashed(table, kernel, size, held, clf)
+            return _hashed(table, kernel, size, ids_bytes, clf)
         if kernel.is_stored:
-            return _stored(table, kernel, size, held, clf, most_cache_mib)
+            return _stored(table, kernel, size, ids_bytes, clf, most_cache_mib)
         if kernel not in UVM_KERNELS:
             if kernel is ComputeKernel.FUSED and copies > 1:
                 hbm += _scattered_bytes(table, workload, size, copies)
             pinned = weights * is_stashed(table, kernel)
-            return ShardMemory(hbm + weights + state, pinned, state, held, dense)
+            return ShardMemory(hbm + weights + state, pinned, state, ids_bytes, dense)
         if kernel is ComputeKernel.FUSED_UVM_CACHING:
-            hbm += cached_bytes(rows, columns * table.element_bytes, clf)
+            hbm += cached_bytes(rows, table.row_bytes(columns), clf)
         if enforce_hbm:
-            return ShardMemory(hbm + weights + first, second, state, held, dense)
+            return ShardMemory(hbm + weights + first, second, state, ids_bytes, dense)
         # one value a row stays on the device (`construct_split_state`)
         moments = zip((first, second), STATES[table.optimizer], strict=True)
         on_host = sum(size for size, (element, _) in moments if element)
-        return ShardMemory(hbm + state - on_host, weights + on_host, state, held, dense)
+        return ShardMemory(hbm + state - on_host, weights + on_host, state, ids_bytes, dense)
 
     def in_flight(size: Size) -> int:
         kind = table, workload, topology, sharding_type, size, len(sizes)
         return _flight_bytes(*kind, kernel, on_device=device != "cpu")
 
-    known = {
+    memory_of = {
         size: replace(of_shard(size), flight_bytes=in_flight(size)) for size in dict.fromkeys(sizes)
     }
-    return [known[size] for size in sizes]
+    return [memory_of[size] for size in sizes]
 
 
-def value_bytes(optimizer: str, dim: int, element_bytes: int) -> int:
-    """Of one row of a dynamicemb table: weights and states, all of the weights' type."""
+def value_bytes(optimizer: str, dim: int, element_bytes: float) -> int:
+    """Return the bytes of a dynamicemb row: weights and states, all of the weights' type."""
     elements = dim + sum(element * dim + row for element, row in STATES[optimizer])
     return math.ceil(elements * element_bytes / VALUE_ALIGNMENT) * VALUE_ALIGNMENT
 
 
-def _hashed(table: Table, kernel: ComputeKernel, size: Size, held: int, clf: float) -> ShardMemory:
+def _hashed(
+    table: Table, kernel: ComputeKernel, size: Size, ids_bytes: int, clf: float
+) -> ShardMemory:
     """A dynamicemb table: values where its kernel says, keys and scores on the device.
 
     A cache is a second hash table (`DynamicEmbCache`).
@@ -178,14 +180,14 @@ def _hashed(table: Table, kernel: ComputeKernel, size: Size, held: int, clf: flo
     on_device = math.ceil(share * values)
     keys = rows * (1.0 + share * kernel.is_cached) * HASH_BYTES
     on_host = values if kernel.is_cached else values - on_device
-    states = values - rows * dim * table.element_bytes
-    return ShardMemory(held + on_device + math.ceil(keys), on_host, states, held)
+    states = values - rows * table.row_bytes(dim)
+    return ShardMemory(ids_bytes + on_device + math.ceil(keys), on_host, states, ids_bytes)
 
 
-def stored_bytes(kernel: ComputeKernel, optimizer: str, dim: int, element_bytes: int) -> int:
-    """Of one row of a key-value table; that of a virtual one holds its states."""
+def stored_bytes(kernel: ComputeKernel, optimizer: str, dim: int, element_bytes: float) -> int:
+    """Return the bytes of a key-value table's row; a virtual table's includes its states."""
     if kernel.has_load_factor:
-        return dim * element_bytes
+        return math.ceil(dim * element_bytes)
     return value_bytes(optimizer, dim, element_bytes)
 
 
@@ -207,7 +209,12 @@ def cached_share(
 
 
 def _stored(
-    table: Table, kernel: ComputeKernel, size: Size, held: int, clf: float, most_mib: float | None
+    table: Table,
+    kernel: ComputeKernel,
+    size: Size,
+    ids_bytes: int,
+    clf: float,
+    most_mib: float | None,
 ) -> ShardMemory:
     """A key-value table: its cache on the device, and states but for a virtual table's, which are
     in its rows. What the store takes of the host is not counted, as in TorchRec."""
@@ -218,11 +225,11 @@ def _stored(
     states = 0
     if kernel.has_load_factor:
         states = STATE_BYTES * rows * sum(e * dim + r for e, r in STATES[table.optimizer])
-    return ShardMemory(held + cache + states, 0, states, held)
+    return ShardMemory(ids_bytes + cache + states, 0, states, ids_bytes)
 
 
 def _scattered_bytes(table: Table, workload: Workload, size: Size, copies: int) -> int:
-    """What averaging adds under ``FULLY_SHARDED`` from the forward to the backward.
+    """Return the bytes that averaging adds under ``FULLY_SHARDED`` from forward to backward.
 
     A buffer for the rank's part, and where elements do not divide into parts all weights once more,
     padded (`_reduce_scatter_weights_async` in batched_embedding_kernel.py). The weights themselves
@@ -231,11 +238,11 @@ def _scattered_bytes(table: Table, workload: Workload, size: Size, copies: int) 
     part = -(-size[0] * size[1] // copies)
     uneven = any(t.embedding_dim % copies for t in workload.tables)
     padded = part * copies if uneven or size[1] % copies else 0
-    return (part + padded) * table.element_bytes
+    return math.ceil((part + padded) * table.element_bytes)
 
 
 def scattered_copies(workload: Workload, topology: Topology) -> int:
-    """Copies that hold parts of each other's weights between forward and backward; 1: none do."""
+    """Return the number of copies that share weights between forward and backward; 1 if none."""
     groups, job = workload.replica_groups, topology.job
     if job is None or groups is None or not groups.fully_sharded or not workload.training:
         return 1
@@ -243,8 +250,8 @@ def scattered_copies(workload: Workload, topology: Topology) -> int:
 
 
 def is_averaged(sharding_type: ShardingType, kernel: ComputeKernel) -> bool:
-    """Whether the copies of a table stay alike: `DMPCollection.sync` averages the newest values of
-    all its rows, or its gradients are all-reduced.
+    """Return true if the copies of a table stay equal: `DMPCollection.sync` averages the newest
+    values of all its rows, or its gradients are all-reduced.
 
     ``sync`` finds fused kernels alone, and of a UVM table the rows in host memory, which are older
     than those in its cache (`split_embedding_weights` in fbgemm_gpu).
@@ -260,7 +267,7 @@ def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
     """
     rows, columns = size
     element, row = STATES[table.optimizer][0]
-    return rows * columns * table.element_bytes, (element * columns + row) * rows * STATE_BYTES
+    return rows * table.row_bytes(columns), (element * columns + row) * rows * STATE_BYTES
 
 
 def row_parts(sharding_type: ShardingType, shards: int, topology: Topology) -> int:
@@ -318,14 +325,15 @@ def _flight_bytes(
     ids = _ids_bytes(table, workload, topology, sharding_type, size, shards)
     rows = samples if table.is_pooled else ids / INDEX_BYTES
     outputs = rows * size[1] * OUTPUT_BYTES * bool(size[0])
-    sorting = on_device * (SORT_COPIES + PREFETCH_COPIES * kernel.is_cached)
-    gradient = size[0] * size[1] * table.element_bytes * (kernel is ComputeKernel.DENSE)
+    sorting = on_device * (SORT_COPIES * workload.training + PREFETCH_COPIES * kernel.is_cached)
+    dense = kernel is ComputeKernel.DENSE and workload.training
+    gradient = size[0] * table.row_bytes(size[1]) * dense
     return math.ceil((1 if copied else OUTPUT_COPIES) * outputs + sorting * ids) + gradient
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What a plan needs on one rank, and what the rank has, in bytes.
+    """Memory of a plan on one rank, and capacity of the rank, in bytes.
 
     Args:
         hbm_bytes, ddr_bytes: of its shards, with what is in flight between them and the dense part.
@@ -355,7 +363,7 @@ class RankMemory:
         return not self.missing_hbm_bytes and not self.missing_ddr_bytes
 
     def use(self, kind: str) -> tuple[int, int]:
-        """What is needed and what there is of ``HBM`` or ``DDR``."""
+        """Return the needed and available bytes of ``HBM`` or ``DDR``."""
         if self.peak is not None and self.peak.on_device == (kind == "HBM"):
             return self.peak.reserved_bytes, self.peak.limit_bytes
         if kind == "HBM":
@@ -391,7 +399,7 @@ class RankPeak:
 def plan_memory(
     workload: Workload, topology: Topology, plan: ShardingPlan, device: str = "cuda"
 ) -> list[RankMemory]:
-    """What the shards of a plan need on every rank, with the caps of ``topology``.
+    """Return the memory of a plan's shards on every rank, with the caps of ``topology``.
 
     The caps are what is left after the reservation for everything that is not sharded.
     """
@@ -410,19 +418,19 @@ def plan_memory(
 def resident_bytes(
     workload: Workload, topology: Topology, plan: ShardingPlan, device: str = "cuda"
 ) -> list[int]:
-    """Per rank, bytes of its shards that stay, with states, caches and dense gradients: of device
-    memory, or of host memory on CPUs."""
-    found = [0] * topology.world_size
+    """Return each rank's resident bytes of its shards, with states, caches and dense gradients: of
+    device memory, or of host memory on CPUs."""
+    resident = [0] * topology.world_size
     for rank, memory in _placed(workload, topology, plan, device):
         total = memory.ddr_bytes if device == "cpu" else memory.hbm_bytes
-        found[rank] += total - memory.io_bytes
+        resident[rank] += total - memory.io_bytes
     for rank, more in _sharing_bytes(workload, plan, device).items():
-        found[rank] += more
-    return found
+        resident[rank] += more
+    return resident
 
 
 def _sharing_bytes(workload: Workload, plan: ShardingPlan, device: str) -> dict[int, int]:
-    """What caches take beyond the shards that share them; there are none on CPUs."""
+    """Return rank -> bytes of caches beyond the shards that share them; empty on CPUs."""
     return {} if device == "cpu" else plan_sharing_bytes(workload, plan)
 
 
@@ -452,7 +460,7 @@ def fits(memory: Sequence[RankMemory]) -> bool:
 
 
 def missing(memory: Sequence[RankMemory]) -> str:
-    """How much is missing on which rank, worst first; empty when everything fits."""
+    """Describe the missing memory by rank, worst first; empty if everything fits."""
     lines = []
     worst = sorted(memory, key=lambda r: -(r.missing_hbm_bytes + r.missing_ddr_bytes))
     for rank in worst:
@@ -460,9 +468,9 @@ def missing(memory: Sequence[RankMemory]) -> str:
             if short:
                 need, cap = rank.use(kind)
                 on_host = kind == "HBM" and rank.peak is not None and not rank.peak.on_device
-                what = "memory" if on_host else kind
+                memory_kind = "memory" if on_host else kind
                 lines.append(
-                    f"rank {rank.rank} misses {format_bytes(short, round_up=True)} of {what}: "
-                    f"needs {format_bytes(need)}, has {format_bytes(cap)}"
+                    f"rank {rank.rank} misses {format_bytes(short, round_up=True)} of "
+                    f"{memory_kind}: needs {format_bytes(need)}, has {format_bytes(cap)}"
                 )
     return "; ".join(lines)

@@ -1,9 +1,9 @@
-"""A traced step as a graph: what each rank issued, on which stream, and what it waited for.
+"""A traced step as a graph: the work of each rank by stream, and its dependencies.
 
 Only structure and durations enter (docs/model.md, chapter 18). A trace lists
-``cudaStreamWaitEvent`` without the event: what a consumer waits for is found out here (Lin et al.
-2024, Algorithm 1, syncs on the consumer of the last collective; here several may be in flight).
-The graph of several ranks has the nodes of each in order, and its collectives are shared.
+``cudaStreamWaitEvent`` without the event, so this module infers the work that a consumer waits for.
+Lin et al. 2024, Algorithm 1, sync on the consumer of the last collective; here several may be in
+flight. The graph of several ranks has the nodes of each in order, and shares its collectives.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from predictor.trace.simulate.overheads import Overheads, call_piece, gap_piece
 from predictor.units import us
 
 COMMON = ("ProfilerStep", "autograd::", "torch::autograd::", "aten::", "## forward", *JOINING)
-"""Prefixes of names that do not help to find what is waited for."""
+"""Prefixes of names that do not tell which collective a wait is for."""
 FEWEST_ALIKE = 6
-
-"""Predicted over traced duration of a kernel or copy of a rank."""
+"""Least length of a common prefix of two names of events for their contexts to count as alike."""
 HOST, COMPUTE, COLLECTIVE, COPY = "host", "compute", "collective", "copy"
 RESOURCES = {HOST: "overheads", COMPUTE: "kernels", COLLECTIVE: "collectives", COPY: "memcpy"}
 FILLING_WAVES = 2.0
@@ -34,7 +33,7 @@ FILLING_WAVES = 2.0
 
 
 class _Work(NamedTuple):
-    """Launched work, and the names of the events around its launch."""
+    """Launched work with the names of the events around its launch."""
 
     node: int
     event: DeviceEvent
@@ -48,7 +47,7 @@ class Node:
 
     Args:
         event: of the device; None on the host.
-        taken_us: by the event, without the gap before it.
+        taken_us: duration of the event, without the gap before it.
     """
 
     op: Op
@@ -60,11 +59,11 @@ class RankProgram:
     """The nodes of one rank's step, made of the host's items.
 
     Args:
-        overheads: the host's times. Of calls that waited for the device they always count. A pause
-            in which the host waited for something that no trace shows, such as data, is the step's
-            own, like a kernel's time.
-        own_host: all other host times are those that were measured in the step itself.
-        start_us: when the step begins, after the first rank's.
+        overheads: the host's times. They always count for calls that waited for the device. A pause
+            in which the host waited for something that no trace shows, such as data, is taken from
+            the step itself, like a kernel's time.
+        own_host: take all other host times from the step itself.
+        start_us: begin of the step, after that of the first rank.
 
     ``begin`` and ``end`` are the positions of the step's markers.
     """
@@ -90,7 +89,7 @@ class RankProgram:
         self.collectives: list[_Work] = []
         self.latest: dict[str, _Work] = {}
         self.waits: list[tuple[tuple[str, ...], bool]] = []
-        """Waits that no launch has followed: names of events around, whether for a collective."""
+        """Waits that no launch has followed: names of the events around, True for a collective."""
 
     def add_backlog(self, step: TraceStep, main: int) -> None:
         """Add the work that the device had not finished when a step began.
@@ -141,7 +140,7 @@ class RankProgram:
     def _on_host(
         self, thread: int, name: str, cost_us: float = 0.0, deps: tuple[int, ...] = ()
     ) -> int:
-        """Work of a thread, with the time that it has spent so far."""
+        """Append work of a thread, with the time that it has spent so far."""
         spent = self.pending.pop(thread, 0.0)
         own = self.threads.setdefault(thread, f"thread {len(self.threads)}")
         cost = np.array([us(cost_us)])
@@ -161,7 +160,7 @@ class RankProgram:
         deps: Sequence[int] = (),
         waits: bool = False,
     ) -> None:
-        """Work of a stream."""
+        """Append work of a stream."""
         phase = COPY if event.kind != "kernel" else COMPUTE
         phase = phase if event.collective is None else COLLECTIVE
         stream = self._stream(event.stream)
@@ -209,27 +208,31 @@ class RankProgram:
                 deps += self._release(stream, event)
                 if stream in self.last:
                     gap_us = self.overheads.us(gap_piece(self.last[stream].event, event, 0.0))
-            taken = event.end_us - event.start_us
-            self._on_device(item.thread, event, taken, gap_us, item.stack, host_us, deps, waits)
+            duration_us = event.end_us - event.start_us
+            self._on_device(
+                item.thread, event, duration_us, gap_us, item.stack, host_us, deps, waits
+            )
             host_us = 0.0
         if waits:
             self._spend(item.thread, self.overheads.us(Piece(Kind.RETURN, (item.label,), 0.0)))
 
     def _release(self, stream: str, event: DeviceEvent) -> list[int]:
-        """What the next work of ``stream`` has to wait for, but work that started later in the
-        trace."""
-        found: list[int] = []
+        """Return the nodes that the next work of ``stream`` has to wait for.
+
+        Work that started later in the trace than ``event`` is not among them.
+        """
+        deps: list[int] = []
         before = [w for w in self.collectives if w.event.start_us <= event.start_us]
-        others = [
+        concurrent = [
             work.node
             for name, work in self.latest.items()
             if name != stream and work.event.start_us <= event.start_us
         ]
         for stack, collective in self.waits:
             awaited = (work.node for work in _find_awaited(stack, before, event))
-            found += awaited if collective else others
+            deps += awaited if collective else concurrent
         self.waits.clear()
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(deps))
 
     def _sync(self, item: HostItem) -> None:
         everything = "Device" in item.label
@@ -239,7 +242,7 @@ class RankProgram:
         self._on_host(item.thread, item.label, cost, deps)
 
     def _stream(self, stream: int) -> str:
-        """Streams of collectives are numbered by first use: ids may differ between ranks."""
+        """Name a stream; collective streams by first use, since ids may differ between ranks."""
         if stream not in self.comms:
             return f"stream {stream}"
         used = sum(name.startswith("comm") for name in self.streams.values())
@@ -249,10 +252,10 @@ class RankProgram:
 def _find_awaited(
     stack: tuple[str, ...], before: list[_Work], event: DeviceEvent
 ) -> Iterator[_Work]:
-    """The collective launched in the most similar context, and all that had ended by then.
+    """Yield the collective launched in the most similar context, and the last that had ended.
 
     Collectives share a stream and end in order. If none was launched in a context like that of the
-    wait, it is the last.
+    wait, yield the last one.
     """
     scored = [(_alike(stack, work.stack), index) for index, work in enumerate(before)]
     likeness, best = max(scored, default=(0, -1))
@@ -264,7 +267,7 @@ def _find_awaited(
 
 
 def _alike(first: tuple[str, ...], second: tuple[str, ...]) -> int:
-    """Length of the longest common prefix of a name of each, without common words."""
+    """Return the length of the longest common prefix of two names, one of each stack."""
 
     def shared(a: str, b: str) -> int:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
@@ -274,14 +277,16 @@ def _alike(first: tuple[str, ...], second: tuple[str, ...]) -> int:
 
 
 def latency_us(overheads: Overheads) -> float:
-    """Time from the end of a launch to the start on an idle stream, less the gap of a stream, which
-    every operation has anyway."""
+    """Return the time from the end of a launch to the start on an idle stream.
+
+    The gap of a stream is subtracted, because every operation has it anyway.
+    """
     launch = overheads.find(Kind.LATENCY, ("kernel",)).typical_us
     return max(0.0, launch - overheads.find(Kind.GAP, ("stream", "kernel kernel")).typical_us)
 
 
 def _fills(event: DeviceEvent) -> bool | None:
-    """Copies have engines of their own; kernels compete for the multiprocessors."""
+    """Return True for a kernel that fills the device; None for copies, which have own engines."""
     if event.kind == "memcpy":
         return None
     return event.waves is not None and event.waves >= FILLING_WAVES
@@ -292,31 +297,35 @@ CollectiveKey = tuple[tuple[int, ...] | None, str, int]
 
 
 def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> tuple[Graph, list[list[int]]]:
-    """One graph of several ranks whose collectives meet, and by rank the operation that each of its
-    nodes became.
+    """Join several ranks at their collectives into one graph.
 
     A collective takes as long as on the rank that arrived last: the shortest of its kernels, since
     the others waited in theirs. Waiting for ranks that were not traced is part of that time.
+
+    Returns:
+        The graph, and for each rank the operation that each of its nodes became.
     """
     inline = {n.op.stream for p in programs for n in p.nodes if n.op.phase == HOST}
     graph = Graph(len(programs), len(programs), frozenset(inline), us(latency_us))
     place: list[list[int]] = [[] for _ in programs]
     members = _members(programs)
-    while left := [r for r, of in enumerate(place) if len(of) < len(programs[r].nodes)]:
+    while unfinished := [
+        r for r, operations in enumerate(place) if len(operations) < len(programs[r].nodes)
+    ]:
         before = len(graph.ops)
         waiting: dict[CollectiveKey | None, list[int]] = {}
-        for rank in left:
+        for rank in unfinished:
             for node in programs[rank].nodes[len(place[rank]) :]:
                 key = _key(node)
                 if key in members:
                     waiting.setdefault(key, []).append(rank)
                     break
                 place[rank].append(_add(graph, place, {rank: node}))
-        for key, met in waiting.items():
-            if met == members[key]:
-                nodes = {rank: programs[rank].nodes[len(place[rank])] for rank in met}
+        for key, arrived in waiting.items():
+            if arrived == members[key]:
+                nodes = {rank: programs[rank].nodes[len(place[rank])] for rank in arrived}
                 index = _add(graph, place, nodes)
-                for rank in met:
+                for rank in arrived:
                     place[rank].append(index)
         if len(graph.ops) == before:
             raise InputError(_mismatch(programs, place))
@@ -329,16 +338,16 @@ def _key(node: Node) -> CollectiveKey | None:
 
 
 def _members(programs: Sequence[RankProgram]) -> dict[CollectiveKey | None, list[int]]:
-    """Ranks of each collective that was traced on more than one of them."""
-    found: dict[CollectiveKey | None, list[int]] = {}
+    """Return the ranks of each collective that was traced on more than one of them."""
+    members: dict[CollectiveKey | None, list[int]] = {}
     for rank, program in enumerate(programs):
         for key in dict.fromkeys(map(_key, program.nodes)):
-            found.setdefault(key, []).append(rank)
-    return {key: ranks for key, ranks in found.items() if key is not None and len(ranks) > 1}
+            members.setdefault(key, []).append(rank)
+    return {key: ranks for key, ranks in members.items() if key is not None and len(ranks) > 1}
 
 
 def _add(graph: Graph, place: list[list[int]], nodes: Mapping[int, Node]) -> int:
-    """Append a rank's node, or a collective as its ranks have it."""
+    """Append a node of one rank, or a collective with its nodes on all of its ranks."""
     first = next(iter(nodes.values())).op
     deps = tuple(Dep(place[rank][d.op]) for rank, node in nodes.items() for d in node.op.deps)
     op = replace(first, deps=deps, ranks=tuple(nodes))

@@ -1,4 +1,4 @@
-"""The host side of a step: what each thread issued, in order, and how long it took in between.
+"""The host side of a step: the calls of each thread in order, and the times between them.
 
 A thread's time is cut at the starts and ends of its outermost operators and at the calls that
 matter to the device: launches, copies, waits. The pieces are the five overheads of Lin et al. 2022:
@@ -39,8 +39,8 @@ class Piece:
     """Host time of one kind.
 
     Args:
-        names: what it is known by, from the general to the particular.
-        us: as the profiler saw it.
+        names: keys of its overhead, from the general to the particular.
+        us: as measured with the profiler on.
         idle: nothing ran on the thread for so long that it waited, as for the next batch.
     """
 
@@ -51,7 +51,7 @@ class Piece:
 
 
 class Role(StrEnum):
-    """What an item of a host thread is."""
+    """Role of an item of a host thread."""
 
     MARK = "mark"
     LAUNCH = "launch"
@@ -66,7 +66,7 @@ class HostItem:
     Args:
         label: of a mark: the operator or annotation.
         call: of a launch, a sync or a wait: the runtime call.
-        device: what the call launched.
+        device: work that the call launched.
         stack: names of the events around it, outermost first.
         joins: the call belongs to an operator that launches a collective.
         handoff: the thread that was active before and woke this one.
@@ -86,7 +86,7 @@ class HostItem:
 
     @property
     def waits(self) -> bool:
-        """Whether the host waits in the call until work of the device is done."""
+        """True if the host waits in the call until work of the device is done."""
         if self.role is Role.LAUNCH and self.call is not None:
             return blocks(self.call, self.device)
         return self.role is Role.SYNC
@@ -100,19 +100,22 @@ JOINING = ("record_param_comms", "c10d::", "nccl:")
 
 
 WAITING_US = 5000.0
-"""A pause of a thread that is no framework code: between operators that takes tens of microseconds,
-and up to 3 ms where Python collects garbage (public traces of docs/data.md)."""
+"""Least pause of a thread that counts as waiting. Framework code between operators takes tens of
+microseconds, and up to 3 ms where Python collects garbage (public traces of docs/data.md)."""
 LOADS = re.compile(r"DataLoader|data_?load", re.IGNORECASE)
 """Operators in which the host waits for the next batch, such as ``enumerate(DataLoader)``."""
 
 
 STAGED_AT_ONCE_BYTES = 64 * 1024
-"""A copy of so much from pageable memory returns before it is done (same source)."""
+"""Largest copy from pageable memory that returns before it is done (source in `blocks`)."""
 
 
 def blocks(call: HostEvent, device: Iterable[DeviceEvent]) -> bool:
-    """Whether the host waits in a launching call until its work is done: a copy to pageable memory,
-    or of more than a little from it (CUDA Runtime API, "API synchronization behavior")."""
+    """Return True if the host waits in a launching call until its work is done.
+
+    Such calls copy to pageable memory, or more than `STAGED_AT_ONCE_BYTES` from it (CUDA Runtime
+    API, "API synchronization behavior").
+    """
     return call.name.endswith("Memcpy") or any(_synchronous(event) for event in device)
 
 
@@ -123,13 +126,15 @@ def _synchronous(event: DeviceEvent) -> bool:
 
 
 def plain(name: str) -> str:
-    """A name without the numbers that count steps, parameters and versions."""
+    """Strip the numbers that count steps, parameters and versions from a name."""
     return DIGITS.sub("", name)
 
 
 def main_thread(trace: RankTrace) -> int:
-    """The thread that runs the program: of those with operators, the one that least often runs
-    autograd's."""
+    """Return the thread that runs the program.
+
+    It is the thread with the most operators among those on which few are autograd's.
+    """
     total: dict[int, int] = {}
     autograd: dict[int, int] = {}
     for event in trace.host:
@@ -141,7 +146,7 @@ def main_thread(trace: RankTrace) -> int:
 
 
 def walk_host(trace: RankTrace, step: TraceStep, main: int) -> list[HostItem]:
-    """What the threads of a rank issued in a step, in order of time.
+    """Return the items that the threads of a rank issued in a step, in order of time.
 
     Threads that neither launch anything nor are the main one are left out.
 
@@ -154,18 +159,18 @@ def walk_host(trace: RankTrace, step: TraceStep, main: int) -> list[HostItem]:
             threads.setdefault(event.thread, []).append(event)
     items: list[HostItem] = []
     for thread, events in threads.items():
-        found = list(_Walk(thread, events, trace).items())
-        if thread == main or any(i.role is Role.LAUNCH for i in found):
-            items += found
+        thread_items = list(_Walk(thread, events, trace).items())
+        if thread == main or any(i.role is Role.LAUNCH for i in thread_items):
+            items += thread_items
     items.sort(key=lambda item: item.start_us)
     return [*_handed_over(items, step, main)]
 
 
 def _handed_over(items: list[HostItem], step: TraceStep, main: int) -> Iterator[HostItem]:
-    """Resolve the time before each item: own work, or the end of what another thread did.
+    """Resolve the time before each item: own work, or a wait for another thread's.
 
-    A thread that begins an operator after another one was active was woken by it: autograd's thread
-    in `backward()`, the main one after it, or in between for gradients on the host.
+    A thread that begins an operator after another thread was active was woken by it: autograd's
+    thread in `backward()`, the main thread after it, or in between for gradients on the host.
     """
     begin = HostItem(
         Role.MARK, main, step.start_us, step.start_us, "step", Piece(Kind.T1, ("step",), 0.0)
@@ -181,11 +186,11 @@ def _handed_over(items: list[HostItem], step: TraceStep, main: int) -> Iterator[
         if entering:
             woken = last.thread != thread and not (last.waits and last.end_us > item.start_us)
             before = last if woken else own.get(thread, own[main])
-            taken = before.thread != thread
+            handed_over = before.thread != thread
             us = max(0.0, item.start_us - before.end_us)
             names = (item.label, before.label)
             gap = Piece(Kind.T1, names, us, idle=us >= WAITING_US)
-            item = replace(item, before=gap, handoff=before.thread if taken else None)
+            item = replace(item, before=gap, handoff=before.thread if handed_over else None)
         if item.label.startswith("<"):
             inside.add(thread)
         elif item.label.startswith(">"):
@@ -195,7 +200,7 @@ def _handed_over(items: list[HostItem], step: TraceStep, main: int) -> Iterator[
 
 
 class _Walk:
-    """One thread: nested events to items. Labels of operators start with < and >."""
+    """Converter of one thread's nested events to items; operators' labels start with < and >."""
 
     def __init__(self, thread: int, events: list[HostEvent], trace: RankTrace) -> None:
         self.thread = thread
@@ -205,7 +210,7 @@ class _Walk:
         self.top: HostEvent | None = None
         self.position = 0.0
         self.stops = 0
-        self.found: list[tuple[HostItem, HostEvent | None]] = []
+        self.collected: list[tuple[HostItem, HostEvent | None]] = []
         self.joining: set[int] = set()
 
     def items(self) -> Iterator[HostItem]:
@@ -216,12 +221,12 @@ class _Walk:
             self.stack.append(event)
         while self.stack:
             self._close(self.stack.pop())
-        for item, inner in self.found:
+        for item, inner in self.collected:
             joins = inner is not None and id(inner) in self.joining
             yield replace(item, joins=True) if joins else item
 
     def _role(self, event: HostEvent) -> Role | None:
-        """What a runtime call is; None if it only takes time."""
+        """Return the role of a runtime call; None if it only takes time."""
         if event.kind != "runtime":
             return None
         if event.correlation in self.trace.launched:
@@ -249,7 +254,7 @@ class _Walk:
             self._mark(event.end_us, f"{plain(event.name)}]", Kind.T1)
 
     def _piece(self, at_us: float, kind: Kind) -> Piece:
-        """Of T1 the thread's own time is not known yet: what came before may be another's."""
+        """Return the time since the last item; T1 stays unnamed, as another thread may precede."""
         us = max(0.0, at_us - self.position)
         if self.top is None:
             return Piece(kind, (), us)
@@ -282,5 +287,5 @@ class _Walk:
             self.joining.add(id(event))
 
     def _add(self, item: HostItem, inner: HostEvent | None) -> None:
-        self.found.append((item, inner))
+        self.collected.append((item, inner))
         self.position = item.end_us

@@ -1,6 +1,7 @@
-"""Host overheads from traces: the five kinds of Lin et al. 2022 (section on overheads; code
-owensgroup/ml_perf_model) by operator, and what calls take on the device's side (docs/model.md,
-chapter 17).
+"""Host overheads from traces, by operator and call.
+
+They are the five kinds of Lin et al. 2022 (section on overheads; code owensgroup/ml_perf_model),
+and the device's side of calls (docs/model.md, chapter 17).
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Overhead:
 
 
 class Overheads:
-    """Pieces seen in steps, by key.
+    """Pieces of host time of some steps, by key.
 
     Args:
-        several: whose pieces these are; none for an empty one.
+        several: overheads to pool.
     """
 
     def __init__(self, several: Iterable[Overheads] = ()) -> None:
@@ -59,7 +60,7 @@ class Overheads:
             self.times.setdefault((piece.kind.value, *piece.names[:end]), []).append(piece.us)
 
     def find(self, kind: Kind, names: Key = ()) -> Overhead:
-        """That of the most specific key there is; zero for a kind never seen."""
+        """Return the overhead of the most specific key present; zero for an absent kind."""
         for end in range(len(names), -1, -1):
             key = (kind.value, *names[:end])
             if key in self.times:
@@ -69,13 +70,13 @@ class Overheads:
         return Overhead(0.0, 0.0, 0)
 
     def us(self, piece: Piece) -> float:
-        """The time expected of a piece, with the profiler on.
+        """Return the expected time of a piece, with the profiler on.
 
-        Outliers count on the host, where they make up part of any longer stretch. On the device
-        they are waits, which the trace cannot separate from latencies and gaps.
+        Outliers count on the host, where any longer stretch contains some. On the device they are
+        waits, which the trace cannot separate from latencies and gaps.
         """
-        found = self.find(piece.kind, piece.names)
-        return found.us if piece.kind in HOST_KINDS else found.typical_us
+        overhead = self.find(piece.kind, piece.names)
+        return overhead.us if piece.kind in HOST_KINDS else overhead.typical_us
 
 
 def _mean(times: list[float]) -> Overhead:
@@ -88,7 +89,7 @@ def _mean(times: list[float]) -> Overhead:
 
 
 def overheads_of(items: Iterable[HostItem], trace: RankTrace, step: TraceStep) -> Overheads:
-    """Those of one step of a rank, from its host items and the device's side of them."""
+    """Collect the overheads of one step of a rank, from its host items and its device work."""
     samples = Overheads()
     latest: dict[int, DeviceEvent] = {}
     for item in items:
@@ -104,7 +105,7 @@ def overheads_of(items: Iterable[HostItem], trace: RankTrace, step: TraceStep) -
 
 
 def call_piece(item: HostItem) -> Piece:
-    """The call of an item as a piece: T4, by what is called and from where."""
+    """Return the call of an item as a piece of T4, named by the call and its caller."""
     names = (item.label, *(plain(name) for name in item.stack[-1:]))
     return Piece(Kind.T4, names, item.end_us - item.start_us)
 
@@ -121,7 +122,7 @@ def _of_call(item: HostItem, latest: DeviceEvent | None) -> Iterator[Piece]:
 
 
 def _of_device(trace: RankTrace, step: TraceStep) -> Iterator[Piece]:
-    """Gaps between queued work of a stream, and latencies from a call to an idle device."""
+    """Yield gaps between queued work of a stream, and latencies from a call to an idle device."""
     streams: dict[int, DeviceEvent] = {}
     busy_until = 0.0
     for event in trace.device:
@@ -141,6 +142,6 @@ def _of_device(trace: RankTrace, step: TraceStep) -> Iterator[Piece]:
 
 
 def gap_piece(before: DeviceEvent, after: DeviceEvent, us: float) -> Piece:
-    """The gap between two pieces of work of a stream, of one launch as in a graph, or of two."""
-    what = "graph" if before.correlation == after.correlation else "stream"
-    return Piece(Kind.GAP, (what, f"{before.kind} {after.kind}"), us)
+    """Return the gap between two events of a stream, of one launch as in a graph, or of two."""
+    scope = "graph" if before.correlation == after.correlation else "stream"
+    return Piece(Kind.GAP, (scope, f"{before.kind} {after.kind}"), us)

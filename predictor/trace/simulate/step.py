@@ -1,9 +1,8 @@
 """Predicts traced steps from their structure: the synchronized critical path on real traces.
 
-Host times come from other steps or ranks. Start and end times are not used, except for when each
-rank began the first operation, and for pauses in which the host waited for something else than the
-device, which are the step's own. Of a step that begins before the trace does, part of what it
-waited for is not in it.
+Host times come from other steps or ranks. A step's own times are used for two things only: the
+begin of the first operation on each rank, and pauses in which the host waited for something else
+than the device. A step that begins before the trace waits for work that the trace does not show.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from predictor.trace.simulate.overheads import Overheads, overheads_of
 from predictor.units import us
 
 FIRST_STEP = (
-    "the first step began before the trace: what was launched before it is unknown, so the step is "
+    "the first step began before the trace: the work launched before it is unknown, so the step is "
     "marked and counts in no mean"
 )
 
@@ -39,7 +38,7 @@ class SimulatedStep:
         measured_ms: from its marker to the next.
         predicted_ms: the same in the simulation.
         naive_ms: the median of the other steps of the trace; None if there are none.
-        outside: it began before the trace did, so what it waited for is not all known.
+        outside: it waited for work that was launched before the trace began.
     """
 
     rank: int
@@ -66,7 +65,7 @@ class SimulatedTrace:
     """Traced steps and their prediction; path, graph and timeline are those of the last step.
 
     Args:
-        overheads: the host times, pooled over everything that was read.
+        overheads: the host times, pooled over all steps and ranks.
         notes: caveats for the user.
     """
 
@@ -102,13 +101,15 @@ class TracedHosts:
             walked = tuple(walk_host(trace, step, main) for step in trace.steps)
             items.append(walked)
             each = zip(walked, trace.steps, strict=True)
-            samples.append(tuple(overheads_of(of, trace, step) for of, step in each))
+            samples.append(
+                tuple(overheads_of(step_items, trace, step) for step_items, step in each)
+            )
         return cls(tuple(traces), tuple(items), tuple(samples))
 
     def pooled(
         self, *, without_step: int | None = None, without_rank: int | None = None
     ) -> Overheads:
-        """Host times of all steps and ranks except those left out."""
+        """Pool the host times of all steps and ranks except those left out."""
         return Overheads(
             samples
             for rank, of_rank in enumerate(self.samples)
@@ -127,8 +128,8 @@ def simulate_trace(
 
     Args:
         traces: one rank, or several of one job on one clock, whose collectives then meet.
-        overheads: host times; None: of the trace's other steps, or where there is but one step, of
-            the other ranks.
+        overheads: host times; None: those of the trace's other steps, or of the other ranks where
+            there is one step.
         own_host: take the host's time between calls from the step itself; then only waiting is
             predicted.
     """
@@ -141,14 +142,14 @@ def simulate_trace(
     steps: list[SimulatedStep] = []
     collectives: list[SimulatedCollective] = []
     for step in range(len(traces[0].steps)):
-        known = [overheads] * len(traces) if overheads else _of_others(hosts, step, own=own_host)
+        pooled = [overheads] * len(traces) if overheads else _of_others(hosts, step, own=own_host)
         begin = min(trace.steps[step].start_us for trace in traces)
         programs = []
         for rank, trace in enumerate(traces):
             items, marked = hosts.items[rank][step], trace.steps[step]
             program = RankProgram(
                 trace,
-                known[rank],
+                pooled[rank],
                 own_host=own_host,
                 start_us=marked.start_us - begin,
             )
@@ -156,12 +157,12 @@ def simulate_trace(
             program.add_backlog(marked, items[0].thread)
             program.add_step(items)
             programs.append(program)
-        graph, place = join_ranks(programs, latency_us(known[0]))
+        graph, place = join_ranks(programs, latency_us(pooled[0]))
         timeline = simulate_once(graph)
         for rank, program in enumerate(programs):
             ends = timeline.steps[0].end[place[rank], 0, rank]
-            took = float(ends[program.end] - ends[program.begin])
-            steps.append(_simulated_step(hosts, step, rank, took))
+            predicted_ms = float(ends[program.end] - ends[program.begin])
+            steps.append(_simulated_step(hosts, step, rank, predicted_ms))
             collectives += _collectives(program, step, begin, ends)
     notes = dict.fromkeys(note for trace in traces for note in trace.notes)
     outside = [FIRST_STEP] if any(step.outside for step in steps) else []
@@ -177,8 +178,10 @@ def simulate_trace(
 
 
 def _of_others(hosts: TracedHosts, step: int, *, own: bool) -> list[Overheads]:
-    """By rank, host times of the other steps, or of the other ranks where there is one step; if it
-    is simulated with its own, what these leave open is its own too."""
+    """Return for each rank the host times of the other steps, or of the other ranks.
+
+    The other ranks count where there is one step. ``own`` adds the rank itself.
+    """
     ranks = range(len(hosts.traces))
     if len(hosts.traces[0].steps) > 1:
         return [hosts.pooled(without_step=step)] * len(ranks)
@@ -188,8 +191,8 @@ def _of_others(hosts: TracedHosts, step: int, *, own: bool) -> list[Overheads]:
 def _simulated_step(hosts: TracedHosts, step: int, rank: int, predicted_ms: float) -> SimulatedStep:
     trace = hosts.traces[rank]
     measured = [us(s.end_us - s.start_us) for s in trace.steps]
-    others = measured[:step] + measured[step + 1 :]
-    naive = median(others) if others else None
+    other_steps = measured[:step] + measured[step + 1 :]
+    naive = median(other_steps) if other_steps else None
     outside = begins_outside(trace, step, hosts.items[rank][step])
     return SimulatedStep(trace.rank, step, measured[step], predicted_ms, naive, outside)
 
@@ -197,7 +200,7 @@ def _simulated_step(hosts: TracedHosts, step: int, rank: int, predicted_ms: floa
 def _collectives(
     program: RankProgram, step: int, begin_us: float, ends_ms: NDArray[np.float64]
 ) -> Iterator[SimulatedCollective]:
-    """Ends of the step's collectives; times count from the earliest begin of the step."""
+    """Yield the ends of the step's collectives, counted from the earliest begin of the step."""
     for node, end_ms in zip(program.nodes[program.begin :], ends_ms[program.begin :], strict=True):
         event = node.event
         if event is not None and event.collective is not None:
@@ -208,14 +211,14 @@ def _collectives(
 
 
 OUTSIDE_SHARE = 0.02
-"""Share of its time from which on a step is said to begin outside."""
+"""Share of a step's time in waits for earlier launches above which it begins outside."""
 
 
 def begins_outside(trace: RankTrace, step: int, items: Sequence[HostItem]) -> bool:
-    """Whether a step waited for work that was launched before the trace began.
+    """Return True if a step waited for work that was launched before the trace began.
 
-    Only the first step of a trace can. It shows in device work whose launch the trace lacks, and in
-    synchronisations before any work that it has.
+    Only the first step of a trace can. The signs are device work without a launch in the trace, and
+    synchronisations before the first device work.
     """
     if step > 0:
         return False

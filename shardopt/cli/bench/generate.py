@@ -55,7 +55,7 @@ def generate(
     check_folder(output)
     scales = check_scale(scale, doubled, join=join)
     check_tables(tables, plan, join=join)
-    made = write(
+    benchmark = write(
         traces,
         output,
         indices=indices,
@@ -66,14 +66,14 @@ def generate(
         scale=scales,
         tables=None if tables is None else load_tables(tables, plan),
     )
-    ranks, done = len(made.programs), made.ops_total - made.left
+    ranks, done = len(benchmark.programs), benchmark.ops_total - benchmark.ops_left_out
     return View(
         {
             "ranks": ranks,
-            "ops_total": made.ops_total,
-            "ops_left_out": made.left,
-            "notes": list(made.notes),
+            "ops_total": benchmark.ops_total,
+            "ops_left_out": benchmark.ops_left_out,
+            "notes": list(benchmark.notes),
         },
-        [f"{done:,} of {made.ops_total:,} ops on {plural(ranks, 'rank')}"],
-        notes=[*made.notes, f"wrote {output}: {', '.join(made.sources)}"],
+        [f"{done:,} of {benchmark.ops_total:,} ops on {plural(ranks, 'rank')}"],
+        notes=[*benchmark.notes, f"wrote {output}: {', '.join(benchmark.sources)}"],
     )

@@ -63,7 +63,7 @@ def run(
     check_writable(output, [model, *plans])
     profile = hardware or ("cpu-gloo" if backend == "gloo" else None)
     machine = Machine(gpus=gpus, hardware=profile, batch_size=batch_size)
-    setting, found = predict_plans(model, plans, machine)
+    setting, predictions = predict_plans(model, plans, machine)
     check_writable(output)
     if setting.workload.replica_groups is not None:
         raise InputError(
@@ -73,7 +73,7 @@ def run(
     names = plan_names(plans)
     job = Job(
         setting.workload,
-        {name: item.plan for name, item in zip(names, found, strict=True)},
+        {name: item.plan for name, item in zip(names, predictions, strict=True)},
         backend,
         rounds,
         block,
@@ -85,8 +85,8 @@ def run(
     join = rank_of_torchrun()
     check_job(job, given_ranks=join.world_size if join else gpus, joined=join is not None)
     quiet = quiet or bool(join and join.index)
-    told = elsewhere_notes(setting.hardware, origin(backend).machine, runtime)
-    note([*setting.notes, *told], quiet=quiet)
+    remarks = elsewhere_notes(setting.hardware, origin(backend).machine, runtime)
+    note([*setting.notes, *remarks], quiet=quiet)
     rows = run_bench(
         job,
         output,
@@ -97,7 +97,7 @@ def run(
     )
     view = None
     if rows is not None:
-        predicted = {name: item.prediction for name, item in zip(names, found, strict=True)}
+        predicted = {name: item.prediction for name, item in zip(names, predictions, strict=True)}
         paths = dict(zip(names, map(str, plans), strict=True))
         view = run_view(rows, paths, predicted, setting.hardware_name)
     if join is not None:
@@ -108,7 +108,7 @@ def run(
 
 
 def plan_names(plans: Sequence[Path]) -> list[str]:
-    """What the plans are called in a rows file, which tells nothing of where they lie."""
+    """Return the names of plans in a rows file: they do not tell where the plans lie."""
     names: list[str] = []
     for path in plans:
         same = sum(name.split("#")[0] == path.stem for name in names)
@@ -116,16 +116,16 @@ def plan_names(plans: Sequence[Path]) -> list[str]:
     return names
 
 
-def warmup_rounds(given: str) -> int | None:
+def warmup_rounds(warmup: str) -> int | None:
     """Rounds of warm-up as ``--warmup`` has them; None where the samples decide.
 
     Raises:
         InputError: it is neither ``auto`` nor a number in range.
     """
-    if given == "auto":
+    if warmup == "auto":
         return None
-    if not given.isdigit() or int(given) > MAX_WARMUP:
+    if not warmup.isdigit() or int(warmup) > MAX_WARMUP:
         raise InputError(
-            f"--warmup is {given}; give auto, or a number of rounds of at most {MAX_WARMUP}"
+            f"--warmup is {warmup}; give auto, or a number of rounds of at most {MAX_WARMUP}"
         )
-    return int(given)
+    return int(warmup)

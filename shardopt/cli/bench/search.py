@@ -44,7 +44,7 @@ def search(
     options = {**vars(machine), "seed": seed, "effort": effort, "time_limit": time_limit}
     words = [str(model), *words_of(options)]
     note(setting.notes, quiet=quiet)
-    found = compare(
+    comparison = compare(
         setting.problem(),
         words,
         lambda: Stop(effort, time_limit),
@@ -52,7 +52,7 @@ def search(
         repeat,
         lambda name, at: note([f"round {at + 1} of {repeat}: {name}"], quiet=quiet),
     )
-    view = planners_view(found)
+    view = planners_view(comparison)
     head = {**setting.facts(), "seed": seed, "effort": effort, "repeat": repeat}
     return View(
         {**head, **view.data, "versions": versions()},

@@ -1,4 +1,4 @@
-"""From the chosen ops of a rank's trace to its program.
+"""Builds the program of a rank from the chosen ops of its trace.
 
 Why: docs/decisions/0020-benchmarks-from-traces.md.
 """
@@ -39,9 +39,9 @@ from shardopt.replay.program.tensors import Tensors, TensorUse, tensors_of
 from shardopt.replay.program.values import LegalValues, is_lookup, lookup_kind
 
 NAME = re.compile(r"\w+(?:::[\w<>.]+)+", re.ASCII)
-"""Of an op, or of a backward function in C++."""
+"""Name of an op, or of a backward function in C++."""
 DROPPED = frozenset({"pin_memory", "generator"})
-"""Arguments that are left to their defaults: both change nothing that a replay compares."""
+"""Arguments that are left to their defaults: neither changes anything that a replay compares."""
 
 
 def build(
@@ -51,32 +51,35 @@ def build(
     annotations: Annotations,
     tables: TableSummary | None = None,
 ) -> RankProgram:
-    """The program of one rank.
+    """Build the program of one rank.
 
     Args:
         us: id of a node -> its recorded microseconds.
-        tables: a summary of those that its lookups read, where there is one.
+        tables: summary of the tables that its lookups read, if given.
 
     Raises:
-        UnmatchedError: `tables` are not those of a lookup.
+        UnmatchedError: no `tables` fit a lookup.
     """
     builder = _Builder(trace, us, annotations, tables, chosen)
     waits = sorted(_recorded_waits(trace).items())
-    for of in chosen:
-        while waits and waits[0][0] < of.node.id:
+    for op in chosen:
+        while waits and waits[0][0] < op.node.id:
             builder.wait(waits.pop(0)[1])
         try:
-            builder.add(of)
+            builder.add(op)
         except UnmatchedError:
             raise
         except (UnwritableError, InputError) as error:
-            builder.leave_out(of.node, str(error))
+            builder.leave_out(op.node, str(error))
     return builder.program()
 
 
 class _Builder:
-    """Adds calls one by one. `pairs` ties backward functions to lookups, `handles` are the numbers
-    of the lookups' autograd graphs, `open` the collectives that no recorded wait ended so far."""
+    """Builder that adds calls one by one.
+
+    `pairs` ties backward functions to lookups, `handles` are the numbers of the lookups' autograd
+    graphs, `open` the collectives that no recorded wait has ended so far.
+    """
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class _Builder:
         self.open: dict[int, int] = {}
 
     def program(self) -> RankProgram:
-        """The program of all that was added."""
+        """Return the program of all calls that were added."""
         calls = _add_waits(self.calls, self.tensors, set(self.open.values()))
         return RankProgram(
             self.rank,
@@ -123,7 +126,7 @@ class _Builder:
         if self.legal.pinned:
             notes.append(
                 f"{self.legal.pinned} tensors of ids, offsets or lengths are read from ones made "
-                "up front: what the ops before them would give is not in the trace"
+                "up front: the trace does not hold what the ops before them gave"
             )
         if self.numbers:
             notes.append(f"{self.numbers} Python numbers without a recorded value are 1")
@@ -135,47 +138,47 @@ class _Builder:
         self.left_out.append(LeftOut(name, why, self.us.get(node.id)))
 
     def wait(self, sequence: int) -> None:
-        """A collective ends before the next op."""
+        """Let a collective end before the next op."""
         nth = self.open.pop(sequence, None)
         if nth is not None:
             self.calls[-1] = replace(self.calls[-1], waits=(*self.calls[-1].waits, nth))
 
-    def add(self, of: ChosenOp) -> None:
-        """An op, a collective or a backward function.
+    def add(self, op: ChosenOp) -> None:
+        """Add an op, a collective or a backward function.
 
         Raises:
-            UnwritableError: the trace does not hold what it takes.
+            UnwritableError: the trace does not hold its arguments.
             InputError: its schema cannot be read.
         """
-        if of.native:
-            self.calls.append(self._backward(of))
+        if op.native:
+            self.calls.append(self._backward(op))
             return
-        schema = parse_schema(of.node.schema)
+        schema = parse_schema(op.node.schema)
         if schema.name.startswith(COLLECTIVES):
-            self.calls.append(self._collective(of, schema))
+            self.calls.append(self._collective(op, schema))
             return
-        names, arguments, keywords = self._arguments(of.node, schema)
-        call = self._call(of, schema.name, arguments, overload=schema.overload, names=names)
+        names, arguments, keywords = self._arguments(op.node, schema)
+        call = self._call(op, schema.name, arguments, overload=schema.overload, names=names)
         call = self.legal.settle(replace(call, keywords=keywords))
-        call = replace(call, outputs=self._outputs(of.node))
-        if of.node.id in self.forward:
-            handle = self.handles[of.node.id] = self.tensors.handle()
+        call = replace(call, outputs=self._outputs(op.node))
+        if op.node.id in self.forward:
+            handle = self.handles[op.node.id] = self.tensors.handle()
             call = replace(call, outputs=(*call.outputs, handle), with_grad=True)
         terms = call.named()
         written = [terms[p.name] for p in schema.parameters if p.written and p.name in terms]
         self.legal.note_outputs(call, written)
         self.calls.append(call)
 
-    def _call(self, of: ChosenOp, name: str, arguments: Iterable[Term], **more: Any) -> Call:
-        section = tuple(map(self.annotations, of.section))
-        specs = tuple(map(_specs, of.node.outputs))
-        made = Call(name, "", tuple(arguments), {}, (), section, of.node.id, specs=specs)
-        return replace(made, us=self.us.get(of.node.id), **more)
+    def _call(self, op: ChosenOp, name: str, arguments: Iterable[Term], **more: Any) -> Call:
+        section = tuple(map(self.annotations, op.section))
+        specs = tuple(map(_specs, op.node.outputs))
+        call = Call(name, "", tuple(arguments), {}, (), section, op.node.id, specs=specs)
+        return replace(call, us=self.us.get(op.node.id), **more)
 
     def _arguments(
         self, node: Node, schema: Schema
     ) -> tuple[tuple[str, ...], list[Term], dict[str, Term]]:
-        """Names of the positional arguments, these, and the others."""
+        """Return the names of the positional arguments, their terms, and the keyword arguments."""
         if len(node.inputs) > len(schema.parameters):
             raise UnwritableError("more arguments than its schema has")
         names: list[str] = []
@@ -197,39 +200,41 @@ class _Builder:
     def _term(self, parameter: Parameter, argument: Argument, schema: Schema) -> Term:
         if "Tensor" not in parameter.base:
             return literal(argument.value, parameter, schema.name)
-        found = tensors_of(argument)
+        uses = tensors_of(argument)
         if isinstance(argument.value, tuple):
-            return tuple(map(self._tensor, found))
+            return tuple(map(self._tensor, uses))
         if isinstance(argument.value, str):
             raise UnwritableError(f"`{parameter.name}` is an object that the trace does not hold")
         if isinstance(argument.value, (bool, int, float)):
             return 1
-        return self._tensor(found[0] if found else None)
+        return self._tensor(uses[0] if uses else None)
 
-    def _tensor(self, of: TensorUse | None) -> Term:
-        return None if of is None else Slot(self.tensors.take(of))
+    def _tensor(self, use: TensorUse | None) -> Term:
+        return None if use is None else Slot(self.tensors.take(use))
 
     def _outputs(self, node: Node) -> tuple[Any, ...]:
-        taken: dict[int, dict[int, TensorSpec]] = defaultdict(dict)
-        for of in (of for argument in node.inputs for of in tensors_of(argument) if of is not None):
-            taken[of.tensor.storage][of.tensor.id] = of.spec
-        found = []
+        inputs: dict[int, dict[int, TensorSpec]] = defaultdict(dict)
+        for use in (use for argument in node.inputs for use in tensors_of(argument)):
+            if use is not None:
+                inputs[use.tensor.storage][use.tensor.id] = use.spec
+        outputs = []
         for argument in node.outputs:
             numbers = tuple(
-                None if of is None else self.tensors.give(of, taken) for of in tensors_of(argument)
+                None if use is None else self.tensors.give(use, inputs)
+                for use in tensors_of(argument)
             )
             listed = isinstance(argument.value, tuple)
-            found.append(numbers if listed else (numbers[0] if numbers else None))
-        return tuple(found)
+            outputs.append(numbers if listed else (numbers[0] if numbers else None))
+        return tuple(outputs)
 
-    def _collective(self, of: ChosenOp, schema: Schema) -> Call:
-        group, sequence = recorded_collective(self.tree, of.node)
+    def _collective(self, op: ChosenOp, schema: Schema) -> Call:
+        group, sequence = recorded_collective(self.tree, op.node)
         if group not in self.groups:
             self.groups.append(group)
         kind = schema.name.removeprefix(COLLECTIVES)
-        arguments, size = collective_call(of.node, schema, self._tensor)
+        arguments, size = collective_call(op.node, schema, self._tensor)
         call = self._call(
-            of,
+            op,
             schema.name,
             arguments,
             keywords={"group": self.groups.index(group)},
@@ -242,26 +247,26 @@ class _Builder:
         self.collectives += 1
         return call
 
-    def _backward(self, of: ChosenOp) -> Call:
-        forward = self.pairs.get(of.node.id)
+    def _backward(self, op: ChosenOp) -> Call:
+        forward = self.pairs.get(op.node.id)
         handle = None if forward is None else self.handles.get(forward.id)
         if forward is None or handle is None:
             raise UnwritableError("a backward function whose forward op is not in the trace")
-        grad = self._tensor(tensors_of(of.node.inputs[0])[0])
-        given = gradient_of(self.tree, of.node, forward)
-        outputs = () if given is None else (self.tensors.give(given, {}),)
-        specs = () if given is None else (given.spec,)
+        grad = self._tensor(tensors_of(op.node.inputs[0])[0])
+        gradient = gradient_of(self.tree, op.node, forward)
+        outputs = () if gradient is None else (self.tensors.give(gradient, {}),)
+        specs = () if gradient is None else (gradient.spec,)
         name = f"backward of {forward.name}"
-        return self._call(of, name, (Slot(handle), grad), outputs=outputs, specs=specs)
+        return self._call(op, name, (Slot(handle), grad), outputs=outputs, specs=specs)
 
 
 def _specs(argument: Argument) -> Any:
-    found = [None if of is None else of.spec for of in tensors_of(argument)]
-    return tuple(found) if isinstance(argument.value, tuple) else (found[0] if found else None)
+    specs = [None if use is None else use.spec for use in tensors_of(argument)]
+    return tuple(specs) if isinstance(argument.value, tuple) else (specs[0] if specs else None)
 
 
 def _recorded_waits(trace: ExecutionTrace) -> dict[int, int]:
-    """Id of a node that waits for a collective -> the collective's number."""
+    """Map the ids of nodes that wait for a collective to the collective's number."""
     return {
         node.id: number
         for node in trace.nodes
@@ -271,34 +276,34 @@ def _recorded_waits(trace: ExecutionTrace) -> dict[int, int]:
 
 
 def _add_waits(calls: Sequence[Call], tensors: Tensors, unended: set[int]) -> list[Call]:
-    """Let calls wait before the first op that reads what a collective sends or receives.
+    """Let calls wait before the first op that touches the tensors of a collective under way.
 
     Args:
         unended: the collectives whose wait the trace does not show.
     """
-    made: list[Call] = []
+    waiting: list[Call] = []
     pending: dict[int, set[int]] = {}
     nth = 0
     for call in calls:
         touched = {tensors.storage_of.get(n, -n) for n in (*call.reads(), *call.gives())}
-        _end(made, pending, [of for of, stores in pending.items() if stores & touched])
+        _end(waiting, pending, [n for n, stores in pending.items() if stores & touched])
         if call.is_collective:
             if nth in unended:
                 pending[nth] = touched
             nth += 1
-        made.append(call)
-    _end(made, pending, [*pending])
-    return made
+        waiting.append(call)
+    _end(waiting, pending, [*pending])
+    return waiting
 
 
-def _end(made: list[Call], pending: dict[int, set[int]], ended: Sequence[int]) -> None:
+def _end(calls: list[Call], pending: dict[int, set[int]], ended: Sequence[int]) -> None:
     for nth in ended:
         del pending[nth]
-        made[-1] = replace(made[-1], waits=(*made[-1].waits, nth))
+        calls[-1] = replace(calls[-1], waits=(*calls[-1].waits, nth))
 
 
 def _drop_unused(calls: Sequence[Call]) -> list[Call]:
-    """The calls without numbers for outputs that nothing reads."""
+    """Return the calls without numbers for outputs that nothing reads."""
     read = {number for call in calls for number in call.reads()}
     return [
         replace(call, outputs=nested(lambda n: n if n in read else None, call.outputs))
@@ -310,18 +315,18 @@ KIND = re.compile(r"Split(?:NoBag)?LookupFunction_(\w+?)_Op")
 
 
 def pair_lookups(chosen: Iterable[ChosenOp]) -> dict[int, Node]:
-    """Id of a backward function -> the lookup that it belongs to: the last one that fits."""
-    found: dict[int, Node] = {}
+    """Map the ids of backward functions to their lookups: the last one that fits."""
+    pairs: dict[int, Node] = {}
     lookups: list[Node] = []
-    for of in chosen:
-        if is_lookup(of.node.name) and "lookup" in of.node.name:
-            lookups.append(of.node)
-        elif of.native:
-            node = next((n for n in reversed(lookups) if _fits(n, of.node)), None)
+    for op in chosen:
+        if is_lookup(op.node.name) and "lookup" in op.node.name:
+            lookups.append(op.node)
+        elif op.native:
+            node = next((n for n in reversed(lookups) if _fits(n, op.node)), None)
             if node is not None:
                 lookups.remove(node)
-                found[of.node.id] = node
-    return found
+                pairs[op.node.id] = node
+    return pairs
 
 
 def _fits(lookup: Node, backward: Node) -> bool:
@@ -333,17 +338,18 @@ def _fits(lookup: Node, backward: Node) -> bool:
 
 
 def gradient_of(tree: Tree, backward: Node, lookup: Node) -> TensorUse | None:
-    """The gradient of a lookup's first argument, where an op in its backward function made it."""
-    made = (of for child in tree.below(backward) for out in child.outputs for of in tensors_of(out))
+    """Return the gradient of a lookup's first argument if its backward function made one."""
+    outputs = (out for child in tree.below(backward) for out in child.outputs)
+    uses = (use for out in outputs for use in tensors_of(out) if use)
     shape = lookup.inputs[0].shape
-    return next((of for of in made if of and of.spec.shape == shape and of.tensor.numel), None)
+    return next((use for use in uses if use.spec.shape == shape and use.tensor.numel), None)
 
 
 def recorded_collective(tree: Tree, node: Node) -> tuple[tuple[int, ...], int | None]:
-    """Ranks of a collective's group (none: all), and the number by which waits name it."""
+    """Return the ranks of a collective's group (none: all), and its number in records of waits."""
     records = [child for child in tree.below(node) if child.name == COMMS]
-    group = next((of.comm.group for of in records if of.comm and of.comm.group), ())
-    value = next((of.inputs[1].value for of in records if len(of.inputs) > 1), None)
+    group = next((record.comm.group for record in records if record.comm and record.comm.group), ())
+    value = next((record.inputs[1].value for record in records if len(record.inputs) > 1), None)
     return group, value if isinstance(value, int) else None
 
 
@@ -373,7 +379,7 @@ SENT = ("input", "input_tensor", "input_tensors", "inputs", "input_list", "tenso
 def collective_call(
     node: Node, schema: Schema, tensor: Callable[[TensorUse | None], Term]
 ) -> tuple[tuple[Term, ...], int]:
-    """Arguments of a collective, and the bytes that this rank gives it.
+    """Return the arguments of a collective, and the bytes that this rank sends.
 
     Raises:
         UnwritableError: `torch.distributed` has no call for it.
@@ -389,8 +395,8 @@ def collective_call(
             raise UnwritableError(f"the trace does not hold its `{name}`")
         value = argument.value
         if any(True for _ in argument.tensors()):
-            found = tuple(map(tensor, tensors_of(argument)))
-            terms.append(found if isinstance(value, tuple) else found[0])
+            tensor_terms = tuple(map(tensor, tensors_of(argument)))
+            terms.append(tensor_terms if isinstance(value, tuple) else tensor_terms[0])
         elif isinstance(value, tuple):
             terms.append(tuple(size for size in value if isinstance(size, int)))
         elif isinstance(value, int):
@@ -425,22 +431,22 @@ PUBLIC = re.compile(
 
 
 class Annotations:
-    """Gives each annotation the name under which it is written.
+    """Names under which annotations are written; private ones become numbers.
 
     Args:
-        kept: names that the user asks to keep.
+        keep: names that the user asks to keep.
     """
 
-    def __init__(self, kept: Iterable[str] = ()) -> None:
-        self.kept = frozenset(kept)
+    def __init__(self, keep: Iterable[str] = ()) -> None:
+        self.keep = frozenset(keep)
         self._numbered: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
-        if name in self.kept or PUBLIC.match(name):
+        if name in self.keep or PUBLIC.match(name):
             return name
         return self._numbered.setdefault(name, f"annotation {len(self._numbered) + 1}")
 
     @property
     def replaced(self) -> int:
-        """How many names were replaced."""
+        """Number of names that were replaced."""
         return len(self._numbered)

@@ -1,4 +1,4 @@
-"""A program of calls on numbered tensors: what a benchmark runs on one rank."""
+"""A program of calls on numbered tensors that a benchmark runs on one rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ITEMS = {
     "c10::Float8_e4m3fn": "float8_e4m3fn",
     "c10::Float8_e5m2": "float8_e5m2",
 }
-"""C++ type of a tensor's items, or how records of collectives spell it -> torch's dtype."""
+"""C++ type of a tensor's items, or its spelling in records of collectives -> torch's dtype."""
 COLLECTIVES = "c10d::"
 WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
 
@@ -57,11 +57,11 @@ Term = Slot | Word | int | float | bool | None | tuple["Term", ...]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor is like.
+    """Shape, type and place of a tensor.
 
     Args:
         storage: tensors with one number share memory.
-        offset: of its first element there.
+        offset: position of its first element there.
         strides: in elements.
     """
 
@@ -75,16 +75,16 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """An op, or a collective, with the numbers of what it takes and gives.
+    """An op, or a collective, with the numbers of its input and output tensors.
 
     Args:
-        op: ``namespace::name``; of a backward function ``backward of`` the op.
-        overload: of a collective and a backward function empty.
+        op: ``namespace::name``; for a backward function ``backward of`` the op.
+        overload: empty for a collective and a backward function.
         outputs: numbers as the op returns them, nested for lists; None: not used.
         section: annotations around it, the outermost first.
-        node: id in the trace, which is not written; nor are `names`, those of the arguments.
+        node: id in the trace, which is not written; nor are `names`, the names of the arguments.
         us: recorded time; None: not recorded.
-        bytes: that this rank gives to a collective.
+        bytes: sent by this rank in a collective.
         frees: numbers of tensors that nothing uses after it.
         specs: of the outputs, nested as they are.
         with_grad: the program calls its backward function later.
@@ -107,12 +107,12 @@ class Call:
     waits: tuple[int, ...] = ()
 
     def named(self) -> dict[str, Term]:
-        """Its arguments by their names."""
+        """Return the arguments by their names."""
         return dict(zip(self.names, self.arguments, strict=False)) | dict(self.keywords)
 
     @property
     def is_collective(self) -> bool:
-        """Whether `torch.distributed` runs it."""
+        """True if `torch.distributed` runs it."""
         return self.op.startswith(COLLECTIVES)
 
     @property
@@ -122,19 +122,19 @@ class Call:
 
     @property
     def group(self) -> int:
-        """Of a collective: the place of its group among the program's."""
+        """Position of a collective's group among the program's groups."""
         return cast(int, self.keywords["group"])
 
     def reads(self) -> list[int]:
-        """Numbers of the tensors that it takes."""
+        """Return the numbers of the tensors that it takes."""
         return slots((*self.arguments, *self.keywords.values()))
 
     def gives(self) -> list[int]:
-        """Numbers of the tensors that it makes."""
+        """Return the numbers of the tensors that it makes."""
         return flat(self.outputs)
 
     def renumber(self, numbers: Mapping[int, int]) -> Call:
-        """The call with other numbers for these tensors."""
+        """Return the call with other numbers for these tensors."""
 
         def number(leaf: Any) -> Any:
             return numbers.get(leaf, leaf)
@@ -145,7 +145,7 @@ class Call:
         return replace(
             self,
             arguments=nested(term, self.arguments),
-            keywords={name: nested(term, of) for name, of in self.keywords.items()},
+            keywords={name: nested(term, argument) for name, argument in self.keywords.items()},
             outputs=nested(number, self.outputs),
             frees=nested(number, self.frees),
         )
@@ -153,7 +153,7 @@ class Call:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something of the trace that is not replayed."""
+    """An op of the trace that is not replayed."""
 
     op: str
     reason: str
@@ -162,12 +162,12 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What one rank runs.
+    """Program of one rank.
 
     Args:
         made: tensors that exist before the first op.
-        fills: number -> what it holds (`shardopt.replay.program.values`).
-        notes: what was done in place of what the trace lacks.
+        fills: number of a tensor -> its values (`shardopt.replay.program.values`).
+        notes: substitutes for data that the trace lacks.
     """
 
     rank: int
@@ -179,70 +179,72 @@ class RankProgram:
     groups: list[tuple[int, ...]] = field(default_factory=list)
 
     def numbers(self) -> list[int]:
-        """Of all tensors."""
+        """Return the numbers of all tensors."""
         used = [n for call in self.calls for n in (*call.reads(), *call.gives())]
         return [*used, *self.made]
 
     def specs(self) -> dict[int, TensorSpec]:
-        """What is known of each tensor."""
-        found = dict(self.made)
+        """Return the known specs, by number of the tensor."""
+        specs = dict(self.made)
         for call in self.calls:
-            found.update(number_outputs(call.outputs, call.specs))
-        return found
+            specs.update(number_outputs(call.outputs, call.specs))
+        return specs
 
 
-def nested(change: Callable[[Any], Any], of: Any) -> Any:
-    """What `change` makes of a value, or of each in nested tuples."""
-    return tuple(nested(change, item) for item in of) if isinstance(of, tuple) else change(of)
+def nested(change: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `change` to a value, or to each value in nested tuples."""
+    if isinstance(value, tuple):
+        return tuple(nested(change, item) for item in value)
+    return change(value)
 
 
-def leaves(of: Any) -> Iterator[Any]:
-    """The values in nested tuples, in order."""
-    if isinstance(of, tuple):
-        for item in of:
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the values in nested tuples, in order."""
+    if isinstance(value, tuple):
+        for item in value:
             yield from leaves(item)
     else:
-        yield of
+        yield value
 
 
 def slots(term: Term) -> list[int]:
-    """Numbers of the tensors in a term."""
+    """Return the numbers of the tensors in a term."""
     return [leaf.number for leaf in leaves(term) if isinstance(leaf, Slot)]
 
 
 def flat(output: Any) -> list[int]:
-    """Numbers of an output."""
+    """Return the numbers in an output."""
     return [number for number in leaves(output) if number is not None]
 
 
-def number_outputs(outputs: Any, of: Any) -> Iterator[tuple[int, Any]]:
-    """Number of a tensor -> what is known of it.
+def number_outputs(outputs: Any, items: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each output tensor with its item.
 
     Args:
         outputs: numbers as `Call.outputs` has them, nested for lists.
-        of: what is known of each, nested in the same way; None where nothing is.
+        items: such as specs, nested in the same way; None where unknown.
     """
-    for output, item in zip(outputs, of, strict=False):
+    for output, item in zip(outputs, items, strict=False):
         if isinstance(output, tuple):
             yield from number_outputs(output, item if isinstance(item, tuple) else ())
         elif output is not None and item is not None:
             yield output, item
 
 
-def free_when_dead(calls: Sequence[Call], made: Container[int]) -> list[Call]:
-    """Let each call free the tensors that ops gave and that it is the last to use."""
+def free_when_dead(calls: Sequence[Call], up_front: Container[int]) -> list[Call]:
+    """Let each call free the tensors of earlier ops that it is the last to use."""
     last = {n: at for at, call in enumerate(calls) for n in (*call.reads(), *call.gives())}
     frees: dict[int, list[int]] = defaultdict(list)
     for number, at in sorted(last.items()):
-        if number not in made:
+        if number not in up_front:
             frees[at].append(number)
     return [replace(call, frees=tuple(frees[at])) for at, call in enumerate(calls)]
 
 
 def join_jobs(jobs: Sequence[Sequence[RankProgram]]) -> list[RankProgram]:
-    """One program a rank that runs the jobs' programs in their order.
+    """Join the jobs' programs into one a rank, which runs them in their order.
 
-    Tensors of one job are none of another's.
+    The jobs share no tensors.
 
     Raises:
         InputError: the jobs have unlike ranks.
@@ -274,11 +276,11 @@ def _append(whole: RankProgram, program: RankProgram) -> RankProgram:
             group = groups.index(program.groups[call.group])
             call = replace(call, keywords={**call.keywords, "group": group})
         calls.append(call)
-    made = {n + first: replace(s, storage=s.storage + stores) for n, s in program.made.items()}
+    up_front = {n + first: replace(s, storage=s.storage + stores) for n, s in program.made.items()}
     return RankProgram(
         whole.rank,
         [*whole.calls, *calls],
-        {**whole.made, **made},
+        {**whole.made, **up_front},
         {**whole.fills, **{n + first: fill for n, fill in program.fills.items()}},
         [*whole.left_out, *program.left_out],
         [*whole.notes, *program.notes],

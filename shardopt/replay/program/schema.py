@@ -23,7 +23,7 @@ LONGEST = 20_000
 """Characters of a schema; those of FBGEMM have 3,000."""
 OPENING, CLOSING = "([", ")]"
 LIBRARIES = {"fbgemm": "fbgemm_gpu", "torchvision": "torchvision", "c10d": "torch.distributed"}
-"""Namespace of ops -> what registers them."""
+"""Namespace of ops -> module that registers them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Parameter:
 
     Args:
         type: without alias marks, such as ``Tensor``, ``SymInt[]`` or ``ScalarType?``.
-        keyword: it is given by name only.
+        keyword: passed by name only.
         written: the op changes it.
     """
 
@@ -49,7 +49,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Schema:
-    """What an op takes and returns.
+    """Name and parameters of an op.
 
     Args:
         name: ``namespace::op``.
@@ -75,15 +75,15 @@ def parse_schema(text: str) -> Schema:
         raise InputError("not the schema of an op")
     first_keyword = parts.index("*") if "*" in parts else len(parts)
     parameters = tuple(
-        Parameter(of[2], ALIAS.sub("", of[1]), at >= first_keyword, "!" in of[1])
-        for at, of in enumerate(fields)
-        if of
+        Parameter(field[2], ALIAS.sub("", field[1]), at >= first_keyword, "!" in field[1])
+        for at, field in enumerate(fields)
+        if field
     )
     return Schema(match[1], match[2] or "default", parameters)
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """Split a text at the commas outside of brackets."""
     parts, depth, start = [], 0, 0
     for i, character in enumerate(text):
         if character in OPENING:
@@ -98,13 +98,13 @@ def _split(text: str) -> list[str]:
 
 
 def ops_of(words: str) -> frozenset[str]:
-    """Ops of a namespace, which is the first word."""
+    """Return the ops of a namespace; the namespace is the first word."""
     space, *names = words.split()
     return frozenset(f"{space}::{name}" for name in names)
 
 
 def load_library(op: str) -> None:
-    """Import what registers an op, if it is installed."""
+    """Import the library that registers an op, if it is installed."""
     library = LIBRARIES.get(op.partition("::")[0])
     if library is not None:
         with suppress(ImportError, OSError):
@@ -112,17 +112,17 @@ def load_library(op: str) -> None:
 
 
 def find_op(name: str, overload: str) -> Any:
-    """The op of PyTorch's dispatcher; None if it is not installed."""
+    """Return the op of PyTorch's dispatcher; None if it is not installed."""
     import torch
 
     space, _, op = name.partition("::")
     load_library(name)
-    found = getattr(getattr(getattr(torch.ops, space, None), op, None), overload, None)
-    return found if isinstance(found, torch._ops.OpOverload) else None
+    overload_op = getattr(getattr(getattr(torch.ops, space, None), op, None), overload, None)
+    return overload_op if isinstance(overload_op, torch._ops.OpOverload) else None
 
 
 def has_kernel(op: str, key: str) -> bool:
-    """Whether an op (with its overload, if it has one) is registered under a dispatch key."""
+    """Return True if an op, with its overload if any, is registered under a dispatch key."""
     import torch
 
     if not op.isascii():  # C++ takes no other name
@@ -150,7 +150,7 @@ WORDS = frozenset(
 )  # fmt: skip
 """Texts that ops of PyTorch take."""
 EQUATION = re.compile(r"[A-Za-z. ]*(?:,[A-Za-z. ]*)*->[A-Za-z. ]*")
-"""What `aten::einsum` takes."""
+"""Equation of `aten::einsum`."""
 SIZED = frozenset({"aten::arange", "aten::range", "aten::linspace", "aten::constant_pad_nd"})
 """Ops whose ``Scalar`` arguments are sizes."""
 MAX_SCALAR = 4096
@@ -158,14 +158,14 @@ DEVICE, HOST, STREAM = Word("device"), Word("cpu"), Word("stream")
 
 
 class UnwritableError(Exception):
-    """The trace does not hold the value; says what it is."""
+    """The trace does not hold a value; the message names it."""
 
 
 def literal(value: Any, parameter: Parameter, op: str) -> Term:
-    """The value of an argument that is no tensor.
+    """Return the value of an argument that is no tensor.
 
     Raises:
-        UnwritableError: the trace has only ``<Object>`` or a type that it cannot be read back from.
+        UnwritableError: the trace has only ``<Object>``, or a type that cannot be read back.
     """
     if value is None:
         return None
@@ -224,7 +224,7 @@ def _text(value: Any) -> Word:
 
 
 def _rename_letters(equation: str) -> str:
-    """An equation with its letters in the order of the alphabet: no more than its structure."""
+    """Rename the letters of an equation to a, b, c, ...: only its structure is written."""
     letters = dict.fromkeys(c for c in equation if c.isalpha())
     names = dict(zip(letters, ascii_letters, strict=False))
     return "".join(names.get(c, c) for c in equation if c != " ")
@@ -241,13 +241,13 @@ CONVERTERS: dict[str, Callable[[Any], Word]] = {
 
 
 PLAIN = {"int64": 1, "float64": 1.0, "bool": True}
-"""What stands for a Python number, by the type of the tensor that PyTorch makes of it."""
+"""Substitute for a Python number, by the type of the tensor that PyTorch makes of it."""
 NAMES = frozenset({"other", "exponent"})
 """Arguments that may be Python numbers where the schema says ``Tensor``."""
 
 
 def python_number(parameter: Parameter, argument: Argument) -> int | float | None:
-    """What stands for a Python number that an op takes as a tensor; None if it is no such."""
+    """Return the substitute for a Python number that an op takes as a tensor; None for others."""
     if parameter.name not in NAMES or parameter.written or parameter.base != "Tensor":
         return None
     value = argument.value
@@ -258,7 +258,7 @@ def python_number(parameter: Parameter, argument: Argument) -> int | float | Non
 
 
 def read_by(node: Node) -> Iterator[Argument]:
-    """The inputs of an op that are no Python numbers."""
+    """Yield the inputs of an op that are no Python numbers."""
     try:
         parameters = parse_schema(node.schema).parameters
     except InputError:

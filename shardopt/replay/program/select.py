@@ -1,8 +1,8 @@
-"""Which ops of an execution trace are replayed: the outermost that have all that later ops read.
+"""Selects the ops of an execution trace to replay: the outermost whose outputs suffice later ops.
 
-Mystique (Liang et al. 2023, section 4.2) replays operators at the top of the call tree, as their
-children run by themselves. An op made of others (`CompositeImplicitAutograd`) may hide a tensor
-that another op reads later, such as the mask of a dropout that its backward op takes. Such an op is
+Mystique (Liang et al. 2023, section 4.2) replays operators at the top of the call tree, as they run
+their children themselves. An op made of others (`CompositeImplicitAutograd`) may hide a tensor that
+another op reads later, such as the mask of a dropout that its backward op takes. Such an op is
 opened: its children are replayed in its place.
 """
 
@@ -51,15 +51,15 @@ class Tree:
         self.roots = [node for node in trace.nodes if node.parent not in self.by_id]
 
     def above(self, node: Node) -> Iterator[Node]:
-        """The callers of a node, the nearest first."""
-        seen = {node.id}
-        while (parent := self.by_id.get(node.parent)) is not None and parent.id not in seen:
-            seen.add(parent.id)
+        """Yield the callers of a node, the nearest first."""
+        visited = {node.id}
+        while (parent := self.by_id.get(node.parent)) is not None and parent.id not in visited:
+            visited.add(parent.id)
             yield parent
             node = parent
 
     def below(self, node: Node) -> Iterator[Node]:
-        """All that a node calls, in order."""
+        """Yield all nodes that a node calls, in order."""
         stack = [*reversed(self.children[node.id])]
         while stack:
             child = stack.pop()
@@ -68,10 +68,10 @@ class Tree:
 
 
 def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[ChosenOp]:
-    """The ops to replay, in the order of their starts.
+    """Return the ops to replay, in the order of their starts.
 
     Args:
-        composite: of the name of an op: it is made of others, which can stand for it.
+        composite: True for the name of an op that is made of others, which can replace it.
     """
     tree = Tree(trace)
     opened: set[int] = set()
@@ -84,7 +84,7 @@ def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[Chos
 
 
 def views_of(arguments: Iterable[Argument]) -> set[TensorSpec]:
-    """How the tensors of some arguments see their storages."""
+    """Return the views of storages that the tensors of some arguments are."""
     uses = (use for argument in arguments for use in tensors_of(argument) if use is not None)
     return {use.spec for use in uses if use.spec.storage}
 
@@ -105,30 +105,30 @@ def _outermost(tree: Tree, opened: set[int]) -> list[ChosenOp]:
         if node.scope == USER and not node.schema:
             section = (*section, node.name)
         stack.extend((child, section) for child in reversed(tree.children[node.id]))
-    chosen.sort(key=lambda of: of.node.id)
+    chosen.sort(key=lambda op: op.node.id)
     return chosen
 
 
 def _around_others(tree: Tree) -> dict[int, tuple[str, ...]]:
-    """Of what a thread starts by itself: the annotations of the thread that has them.
+    """Map root nodes of other threads to the annotations then open on the annotated thread.
 
-    The backward pass runs on a thread of autograd's, while the other waits under its annotation.
+    The backward pass runs on a thread of autograd's, while the main one waits under its annotation.
     """
     users = {
         node.id: node.thread
         for node in tree.nodes
         if node.scope == USER and not node.schema and not node.name.startswith(GLOO)
     }
-    found: dict[int, tuple[str, ...]] = {}
+    sections: dict[int, tuple[str, ...]] = {}
     around: tuple[str, ...] = ()
     roots = {node.id for node in tree.roots}
     for node in tree.nodes if users else ():
         if node.thread == next(iter(users.values())):
             above = reversed([node, *tree.above(node)])
-            around = tuple(of.name for of in above if of.id in users)
+            around = tuple(caller.name for caller in above if caller.id in users)
         elif node.id in roots:
-            found[node.id] = around
-    return found
+            sections[node.id] = around
+    return sections
 
 
 BARRIERS = frozenset({"c10d::barrier", "c10d::monitored_barrier_"})
@@ -151,10 +151,10 @@ pattern of their names; `%d` is the length of its longest list of tensors."""
 
 
 def _part_children(tree: Tree, node: Node) -> tuple[list[Node], list[Node]]:
-    """What a collective runs itself, and what a trace shows inside it though it came after it.
+    """Split a collective's children into its own calls and calls that came after it.
 
-    gloo ends its record of a collective on another thread, and the observer then takes what the
-    main thread does next for the collective's children.
+    gloo ends its record of a collective on another thread, and the observer then takes the next
+    calls of the main thread for the collective's children.
     """
     children = tree.children[node.id]
     if not node.name.startswith("c10d::"):
@@ -167,73 +167,74 @@ def _part_children(tree: Tree, node: Node) -> tuple[list[Node], list[Node]]:
 
 
 def _drop_gloo(tree: Tree, chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
-    """Leave out what gloo runs later for a collective: it works on memory of its own.
+    """Leave out the ops that gloo runs later for a collective, on memory of its own.
 
-    That is on its threads, and on the one that waits for a reduce-scatter.
+    gloo runs them on its own threads, and on the thread that waits for a reduce-scatter.
     """
     if not any(node.name.startswith(GLOO) for node in tree.nodes):
         return list(chosen)
     busy = {node.thread for node in tree.nodes if not node.schema and node.scope != FUNCTION}
-    own = {child.id for of in chosen for child in _own_calls(tree, of.node)}
+    own = {child.id for op in chosen for child in _own_calls(tree, op.node)}
     maker: dict[int, int] = {}
     at = 0
-    kept: list[ChosenOp] = []
-    for of in chosen:
-        while at < len(tree.nodes) and tree.nodes[at].id < of.node.id:
+    remaining: list[ChosenOp] = []
+    for op in chosen:
+        while at < len(tree.nodes) and tree.nodes[at].id < op.node.id:
             maker.update(dict.fromkeys(_new_storages(tree.nodes[at]), tree.nodes[at].id))
             at += 1
-        taken = {view.storage for view in views_of(read_by(of.node))}
-        if any(maker.get(store) in own for store in taken):
+        inputs = {view.storage for view in views_of(read_by(op.node))}
+        if any(maker.get(store) in own for store in inputs):
             continue
-        if busy and of.node.thread not in busy:
+        if busy and op.node.thread not in busy:
             continue
         # the record of an op may end early for the same reason; then its last child stands alone
-        before = kept[-1].node if kept else of.node
-        made = views_of(of.node.outputs)
-        same = made == views_of(before.outputs)
-        if made and same and _new_storages(of.node) and before.name != of.node.name:
+        before = remaining[-1].node if remaining else op.node
+        outputs = views_of(op.node.outputs)
+        same = outputs == views_of(before.outputs)
+        if outputs and same and _new_storages(op.node) and before.name != op.node.name:
             continue
-        kept.append(of)
-    return _drop_unread(kept)
+        remaining.append(op)
+    return _drop_unread(remaining)
 
 
 def _drop_unread(chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
-    """Leave out what a collective runs itself, if a trace shows it behind the collective.
+    """Leave out the ops of a collective that a trace shows behind the collective.
 
-    Whether it stands inside depends on when gloo's threads end their records. It makes tensors
-    that only gloo reads; one of the program's own that nothing reads is as well left out.
+    The trace shows them inside or behind, depending on when gloo's threads end their records. Such
+    an op makes tensors that only gloo reads. An unread tensor of the program itself may be left out
+    too.
     """
-    kept: list[ChosenOp] = []
+    remaining: list[ChosenOp] = []
     pattern = ""
-    for at, of in enumerate(chosen):
-        if f"{of.node.name} " in pattern and not _is_read(of.node, chosen[at + 1 :]):
+    for at, op in enumerate(chosen):
+        if f"{op.node.name} " in pattern and not _is_read(op.node, chosen[at + 1 :]):
             continue
-        pattern = OWN.get(of.node.name, "")
-        kept.append(of)
-    return kept
+        pattern = OWN.get(op.node.name, "")
+        remaining.append(op)
+    return remaining
 
 
 def _is_read(node: Node, later: Sequence[ChosenOp]) -> bool:
-    """Whether a later op takes what this one gives, before its storage is used anew."""
-    given, new = views_of(node.outputs), _new_storages(node)
-    for of in later:
-        if given & views_of(read_by(of.node)):
+    """Return True if a later op takes an output of this one before its storage is reused."""
+    outputs, new = views_of(node.outputs), _new_storages(node)
+    for op in later:
+        if outputs & views_of(read_by(op.node)):
             return True
-        if new & _new_storages(of.node):
+        if new & _new_storages(op.node):
             return False
     return False
 
 
 def _drop_barrier_tensors(chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
-    """Leave out the empty tensor that a barrier makes for itself before its record starts."""
-    kept: list[ChosenOp] = []
-    for of in chosen:
-        if of.node.name in BARRIERS and kept and kept[-1].node.name == "aten::empty":
-            taken = {view.storage for view in views_of(of.node.inputs)}
-            if _new_storages(kept[-1].node) & taken:
-                kept.pop()
-        kept.append(of)
-    return kept
+    """Leave out the empty tensor that a barrier makes before its record starts."""
+    remaining: list[ChosenOp] = []
+    for op in chosen:
+        if op.node.name in BARRIERS and remaining and remaining[-1].node.name == "aten::empty":
+            inputs = {view.storage for view in views_of(op.node.inputs)}
+            if _new_storages(remaining[-1].node) & inputs:
+                remaining.pop()
+        remaining.append(op)
+    return remaining
 
 
 def _is_native(tree: Tree, node: Node) -> bool:
@@ -250,41 +251,41 @@ def _own_calls(tree: Tree, node: Node) -> list[Node]:
 
 
 def _new_storages(node: Node) -> set[int]:
-    """Storages that an op gives and did not take."""
-    given, taken = views_of(node.outputs), views_of(node.inputs)
-    return {view.storage for view in given} - {view.storage for view in taken}
+    """Return the storages that an op gives and did not take."""
+    outputs, inputs = views_of(node.outputs), views_of(node.inputs)
+    return {view.storage for view in outputs} - {view.storage for view in inputs}
 
 
 def _to_open(tree: Tree, chosen: Sequence[ChosenOp], composite: Callable[[str], bool]) -> set[int]:
-    """Composite ops that hide a tensor which a later chosen op reads."""
+    """Return the composite ops that hide a tensor which a later chosen op reads."""
     hidden: dict[int, dict[TensorSpec, Node]] = defaultdict(dict)
     more: set[int] = set()
-    for of in chosen:
-        node = of.node
-        taken, given = views_of(read_by(node)), views_of(node.outputs)
-        for view in taken:
+    for op in chosen:
+        node = op.node
+        inputs, outputs = views_of(read_by(node)), views_of(node.outputs)
+        for view in inputs:
             owner = hidden[view.storage].pop(view, None)
             if owner is not None:
                 more.add(owner.id)
-        before = {view.storage for view in taken}
-        for view in given:
+        before = {view.storage for view in inputs}
+        for view in outputs:
             if view.storage in before:
                 hidden[view.storage].pop(view, None)
             else:
                 hidden.pop(view.storage, None)
-        if of.native or not composite(node.name):
+        if op.native or not composite(node.name):
             continue
         for child in tree.below(node):
-            for view in views_of(child.outputs) - taken - given:
+            for view in views_of(child.outputs) - inputs - outputs:
                 hidden[view.storage][view] = node
     return more
 
 
 def fix_callers(trace: ExecutionTrace, times: RankTrace | None) -> ExecutionTrace:
-    """The trace with the callers that its Kineto trace shows, if gloo took part.
+    """Return the trace with the callers that its Kineto trace shows, if gloo took part.
 
-    gloo ends its records on its own threads, after which the observer takes later ops for
-    children of whatever was open. Spans on a thread nest, whoever ends a record.
+    gloo ends its records on its own threads, after which the observer takes later ops for children
+    of whatever record was open. Spans of the Kineto trace nest on their thread in any case.
     """
     gloo = any(node.name.startswith(GLOO) for node in trace.nodes)
     if times is None or not gloo:
@@ -316,7 +317,7 @@ SUBCLASS = "PythonSubclass"
 
 
 def open_wrappers(trace: ExecutionTrace) -> ExecutionTrace:
-    """The trace with such ops open, and with the tensors in wrappers in their place."""
+    """Open ops of functional collectives and tensor subclasses, and unwrap their tensors."""
     open_ids = {node.parent for node in trace.nodes if node.name == SUBCLASS}
     open_ids |= {node.id for node in trace.nodes if node.name.startswith(FUNCTIONAL)}
     if not open_ids:
@@ -331,16 +332,16 @@ def _nodes(trace: ExecutionTrace, open_ids: set[int]) -> Iterator[Node]:
         return inside.get(value.id, value) if isinstance(value, Tensor) else value
 
     for node in trace.nodes:
-        taken, given = (
+        read, outputs = (
             [tensor for argument in side for tensor in argument.tensors()]
             for side in (node.inputs, node.outputs)
         )
         if node.name == WRAPPED:
-            inside |= {outer.id: inner for inner, outer in zip(taken, given, strict=False)}
+            inside |= {outer.id: inner for inner, outer in zip(read, outputs, strict=False)}
         if node.id in open_ids:
             yield replace(node, schema="")
             continue
-        for tensor in given:
+        for tensor in outputs:
             inside.pop(tensor.id, None)
         if inside:
             inputs = (replace(a, value=nested(unwrapped, a.value)) for a in node.inputs)

@@ -1,4 +1,4 @@
-"""Which embedding tables each recorded lookup reads, out of a table summary and a plan.
+"""Matches recorded lookups with their embedding tables, out of a table summary and a plan.
 
 TorchRec runs the tables of a module and a sharding type that agree in data type, pooling and
 optimizer as one lookup (`predictor.model.lookup_group.group_of`), in the order of the module's
@@ -25,20 +25,20 @@ from predictor.model.workload import Feature, Table, Workload
 
 IdSkew = str | dict[str, Any]
 DIGITS = 6
-"""Significant, of what describes how ids are drawn."""
+"""Significant digits of the distributions of ids."""
 
 
 @dataclass(frozen=True)
 class LookupTables:
-    """The tables of one lookup in order, and what its arguments say of them.
+    """The tables of one lookup in order, with sizes and ids by feature.
 
     Lists are by feature, as FBGEMM's are: features of one table have its place in the weights.
 
     Args:
         first_rows: rows of the tables before the feature's.
         first_elements: weights of the tables before the feature's.
-        shares: mean ids of a sample that fall on the shard's rows, >= 0; empty where not known.
-        skews: how ids are drawn: ``uniform``, or rows by popularity as ``counts`` of rows with
+        shares: mean ids of a sample that fall on the shard's rows, >= 0; empty where unknown.
+        skews: distribution of ids: ``uniform``, or rows by popularity as ``counts`` of rows with
             ``weights`` each, the hottest first; ``hot_first`` where low ids are the hot ones.
         total_rows: of all tables.
         elements: of all weights.
@@ -61,23 +61,23 @@ class LookupTables:
 
 
 def join_tables(
-    tables: Iterable[tuple[int, int, Sequence[tuple[float, IdSkew]]]], *, known: bool = True
+    tables: Iterable[tuple[int, int, Sequence[tuple[float, IdSkew]]]], *, with_ids: bool = True
 ) -> LookupTables:
-    """One lookup of tables.
+    """Join tables into one lookup.
 
     Args:
         tables: rows, width, and share and skew of each feature.
-        known: the shares and skews are.
+        with_ids: False: shares and skews are unknown.
     """
     features = []
     total_rows = elements = 0
     for count, width, ids in tables:
-        features += [(count, width, total_rows, elements, *of) for of in ids]
+        features += [(count, width, total_rows, elements, *id_shares) for id_shares in ids]
         total_rows += count
         elements += count * width
     columns: list[list[Any]] = [list(column) for column in zip(*features, strict=True)]
     rows, widths, first_rows, first_elements, shares, skews = columns
-    if not known:
+    if not with_ids:
         shares, skews = [], []
     return LookupTables(
         rows, widths, first_rows, first_elements, shares, skews, total_rows, elements
@@ -90,7 +90,7 @@ class TableSummary:
 
     Args:
         plan: of `load`; None: each rank has all tables whole.
-        sources: what was given, for messages.
+        sources: names of the files, for messages.
     """
 
     load: Workload
@@ -98,7 +98,7 @@ class TableSummary:
     sources: str
 
     def of_rank(self, rank: int) -> list[LookupTables]:
-        """Of each lookup of a rank.
+        """Return the tables of each lookup of a rank.
 
         Raises:
             InputError: the plan has no such rank.
@@ -115,7 +115,8 @@ class TableSummary:
             shards = [shard for shard in planned.shards if shard.rank == rank]
             group = group_of(table, planned, self.load.train_pipeline)
             groups[group] += [
-                (*shard.size, [_ids(table, of, shard) for of in table.features]) for shard in shards
+                (*shard.size, [_ids(table, feature, shard) for feature in table.features])
+                for shard in shards
             ]
         return [join_tables(tables) for tables in groups.values() if tables]
 
@@ -145,7 +146,7 @@ def _whole(table: Table, rank: int) -> TablePlan:
 
 
 def _ids(table: Table, feature: Feature, shard: Shard) -> tuple[float, IdSkew]:
-    """Share and skew of a feature's ids on a shard."""
+    """Return the share and skew of a feature's ids on a shard."""
     bins = shard_bins(table, feature, shard)
     share = _round(feature.lookups_per_sample * bins.mass)
     if isinstance(feature.distribution, Uniform):
@@ -160,7 +161,7 @@ def _round(value: float) -> float:
 
 
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights")
-"""Of a lookup, by the memory that they lie in; a cache holds copies."""
+"""Weights of a lookup, by the memory that they lie in; a cache holds copies."""
 
 
 class UnmatchedError(InputError):
@@ -181,40 +182,40 @@ class MatchedTables:
         self._of: dict[Hashable, LookupTables] = {}
 
     def of(self, op: str, weights: Hashable, arguments: Mapping[str, Any]) -> LookupTables:
-        """The tables of a lookup or of its backward op.
+        """Return the tables of a lookup or of its backward op.
 
         Args:
-            weights: names the tensor of the weights, which only one lookup has.
+            weights: key of the tensor of the weights, which only one lookup has.
             arguments: shapes of tensors and plain values by FBGEMM's names.
 
         Raises:
-            UnmatchedError: no tables of the rank agree with what the trace has.
+            UnmatchedError: no tables of the rank agree with the trace.
         """
         if weights not in self._of:
-            found = next((group for group in self._left if fits(group, arguments)), None)
-            if found is None:
+            group_tables = next((group for group in self._left if fits(group, arguments)), None)
+            if group_tables is None:
                 raise UnmatchedError(self._problem(op, arguments), inputs=("tables", "plan"))
-            self._left.remove(found)
-            self._of[weights] = found
+            self._left.remove(group_tables)
+            self._of[weights] = group_tables
         return self._of[weights]
 
     def _problem(self, op: str, arguments: Mapping[str, Any]) -> str:
-        given = "; ".join(map(str, self._left)) or "no more lookups"
+        remaining = "; ".join(map(str, self._left)) or "no more lookups"
         return (
             f"rank {self.rank}: {op}: the trace has {_describe_recorded(arguments)}; "
-            f"{self.sources} gives for lookups of this rank: {given}. Give the model file and the "
-            "plan that the trace was recorded with, or no model file"
+            f"{self.sources} gives for lookups of this rank: {remaining}. Give the model file and "
+            "the plan that the trace was recorded with, or no model file"
         )
 
 
 def features_of(arguments: Mapping[str, Any]) -> int:
-    """Features that a lookup reads, one or more."""
+    """Return the number of features that a lookup reads, >= 1."""
     marks = arguments.get("D_offsets") or arguments["hash_size_cumsum"]
     return max(marks[0] - 1, 1)
 
 
 def elements_of(arguments: Mapping[str, Any]) -> int:
-    """Weights that a lookup has; 0 where the trace does not say."""
+    """Return the number of weights of a lookup; 0 where the trace does not say."""
     shapes = [shape for name in WEIGHTS for shape in _shapes(arguments.get(name))]
     return sum(map(prod, shapes or _shapes(arguments.get("weights"))[:1]))
 
@@ -225,7 +226,7 @@ def _shapes(value: Any) -> list[tuple[int, ...]]:
 
 
 def fits(group: LookupTables, arguments: Mapping[str, Any]) -> bool:
-    """Whether a lookup can be that of these tables."""
+    """Return True if these tables can be those of a lookup."""
     widths = group.widths
     total, largest = arguments.get("total_D"), arguments.get("max_D")
     return (

@@ -1,8 +1,9 @@
-"""Which tensor of a trace is which: numbers for tensors, by how they see their storage.
+"""Identifies the tensors of a trace by their views of storages, and numbers them.
 
 Ids of an execution trace name tensor objects. Autograd hands a saved tensor back as another object,
-and ids and storages are used again after their tensors died. So a tensor is known by its view of a
-storage, and an op that gives a tensor in a storage it did not take begins a new life of it.
+and ids and storages are reused after their tensors died. So a tensor is identified by its view of a
+storage, and an op that gives a tensor in a storage it did not take begins a new life of the
+storage.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ KIND = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)|None")
 
 
 class TensorUse(NamedTuple):
-    """A tensor as an argument has it, and how it sees its storage, by which it is known: saved by
-    autograd, it comes back with another id."""
+    """A tensor of an argument, and the view of its storage that identifies it.
+
+    The id does not: a tensor that autograd saved comes back with another one.
+    """
 
     tensor: Tensor
     spec: TensorSpec
 
 
 def contiguous(shape: Iterable[int]) -> tuple[int, ...]:
-    """Strides of a tensor whose elements lie one after the other."""
+    """Return the strides of a tensor whose elements lie one after the other."""
     steps: list[int] = []
     step = 1
     for size in reversed(tuple(shape)):
@@ -38,7 +41,7 @@ def contiguous(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def tensors_of(argument: Argument) -> list[TensorUse | None]:
-    """The tensors of an argument in order; None for what is no defined tensor in a list."""
+    """Return the tensors of an argument in order; None for an undefined item of a list."""
     kinds = iter([match[1] or "" for match in KIND.finditer(argument.type)])
     return list(_tensors_of(argument.value, argument.shape, argument.strides, kinds))
 
@@ -54,7 +57,7 @@ def _tensors_of(
     if not isinstance(value, Tensor) or dtype is None:
         yield None
         return
-    sizes, steps = (tuple(n for n in of if isinstance(n, int)) for of in (shape, strides))
+    sizes, steps = (tuple(n for n in extents if isinstance(n, int)) for extents in (shape, strides))
     if len(steps) != len(sizes):
         steps = contiguous(sizes)
     host = not value.device.startswith(("cuda", "hpu", "xpu", "mps"))
@@ -63,15 +66,15 @@ def _tensors_of(
 
 
 def _inner(nested: Shape, i: int) -> Shape:
-    """Of an item of a list of tensors."""
+    """Return the shape or strides of an item of a list of tensors."""
     inner = nested[i] if i < len(nested) else ()
     return inner if isinstance(inner, tuple) else ()
 
 
 class Tensors:
-    """Numbers tensors while a program is read from start to end.
+    """Numbers of tensors, assigned while a program is read from start to end.
 
-    `made` and `specs` map numbers to what the tensors are like; `made` has those that no op gave.
+    `specs` has all tensors by number, `made` the tensors that no op gave.
     """
 
     def __init__(self) -> None:
@@ -84,28 +87,28 @@ class Tensors:
         self._count = 0
         self._stored = 0
 
-    def find(self, of: TensorUse) -> int | None:
-        """The number of a tensor that is known."""
-        return self._live[of.tensor.storage].get(of.spec)
+    def find(self, use: TensorUse) -> int | None:
+        """Return the number of a tensor; None for a new one."""
+        return self._live[use.tensor.storage].get(use.spec)
 
-    def take(self, of: TensorUse) -> int:
-        """The number of a tensor that an op takes; it is made up front if none gave it."""
-        known = self.find(of)
-        if known is not None:
-            return known
-        number = self._new(of)
-        store = (of.tensor.storage, of.spec.dtype)
-        given = any(n not in self.made for n in self._live[of.tensor.storage].values())
-        self.hidden_views += given and of.tensor.storage != 0
-        if given or store not in self._stores or of.tensor.numel == 0:
+    def take(self, use: TensorUse) -> int:
+        """Return the number of a tensor that an op takes; made up front if no op gave it."""
+        existing = self.find(use)
+        if existing is not None:
+            return existing
+        number = self._new(use)
+        store = (use.tensor.storage, use.spec.dtype)
+        from_op = any(n not in self.made for n in self._live[use.tensor.storage].values())
+        self.hidden_views += from_op and use.tensor.storage != 0
+        if from_op or store not in self._stores or use.tensor.numel == 0:
             self._stores[store] = self._stored
             self._stored += 1
-        self.made[number] = replace(of.spec, storage=self._stores[store])
-        self._live[of.tensor.storage][of.spec] = number
+        self.made[number] = replace(use.spec, storage=self._stores[store])
+        self._live[use.tensor.storage][use.spec] = number
         return number
 
     def fresh(self, spec: TensorSpec) -> int:
-        """A tensor of its own that is made up front."""
+        """Number a new tensor that is made up front in its own storage."""
         number = self._count
         self._count += 1
         self.made[number] = self.specs[number] = replace(spec, storage=self._stored, offset=0)
@@ -113,35 +116,35 @@ class Tensors:
         return number
 
     def handle(self) -> int:
-        """A number for what is no tensor."""
+        """Return a number for an object that is no tensor."""
         self._count += 1
         return self._count - 1
 
-    def give(self, of: TensorUse, taken: Mapping[int, Mapping[int, TensorSpec]]) -> int | None:
-        """The number of a tensor that an op gives; None if it is one that it took.
+    def give(self, use: TensorUse, inputs: Mapping[int, Mapping[int, TensorSpec]]) -> int | None:
+        """Return the number of a tensor that an op gives; None if the op took it too.
 
         Args:
-            taken: storages of what the op took -> ids of its tensors there -> how they were known.
+            inputs: storage -> id of an input tensor in it -> its spec.
         """
-        storage = of.tensor.storage
-        if storage in taken:
-            if self.find(of) is not None:
+        storage = use.tensor.storage
+        if storage in inputs:
+            if self.find(use) is not None:
                 return None
-            before = taken[storage].get(of.tensor.id)
+            before = inputs[storage].get(use.tensor.id)
             if before is not None:
-                # the op changed its shape in place: what it was is no more
+                # the op changed its shape in place, so the old view is gone
                 self._live[storage].pop(before, None)
         else:
             self._live.pop(storage, None)
             for store in [store for store in self._stores if store[0] == storage]:
                 del self._stores[store]
-        number = self._new(of)
-        self._live[storage][of.spec] = number
+        number = self._new(use)
+        self._live[storage][use.spec] = number
         return number
 
-    def _new(self, of: TensorUse) -> int:
+    def _new(self, use: TensorUse) -> int:
         number = self._count
         self._count += 1
-        self.specs[number] = of.spec
-        self.storage_of[number] = of.tensor.storage
+        self.specs[number] = use.spec
+        self.storage_of[number] = use.tensor.storage
         return number

@@ -1,8 +1,8 @@
-"""What tensors of whole numbers must hold so that ops can run: ids, offsets, lengths and the like.
+"""Legal values for tensors of whole numbers such as ids, offsets and lengths, so that ops can run.
 
-A trace holds no values. Each entry of `ROLES` says what an op needs of an argument; the tensor is
-then made up front with such values. Where an op of the program gives the tensor, and that op does
-not make legal values by itself (`CONSISTENT`), it reads one that was made in its place.
+A trace holds no values. Each entry of `ROLES` says which values an op needs in an argument; the
+tensor is then made up front with such values. Where an op of the program gives the tensor and does
+not make legal values by itself (`CONSISTENT`), the reader gets a substitute made up front.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ LOOKUP_KIND = re.compile(r"lookup_(\w+)_function")
 Shape = tuple[int, ...]
 Fill = dict[str, Any]
 Named = Mapping[str, Any]
-"""Arguments by name: shapes of tensors (lists of shapes), plain values of the rest."""
+"""Arguments by name: shapes of tensors, lists of shapes, and other values as they are."""
 Maker = Callable[[Named], Fill]
 
 
 def _below(kind: str, high: Callable[[Named], Any]) -> Maker:
-    """Whole numbers from 0; ``ids`` are drawn as the user asks, ``rows`` uniformly."""
-    return lambda of: {"kind": kind, "high": max(int(high(of)), 1)}
+    """Make whole numbers from 0; ``ids`` are drawn as the user asks, ``rows`` uniformly."""
+    return lambda args: {"kind": kind, "high": max(int(high(args)), 1)}
 
 
 def _total(tensor: str, kind: str) -> Maker:
-    return lambda of: {"kind": kind, "total": prod(of[tensor])}
+    return lambda args: {"kind": kind, "total": prod(args[tensor])}
 
 
 def _constant(fill: Fill) -> Maker:
@@ -48,32 +48,33 @@ def _constant(fill: Fill) -> Maker:
 
 
 def _list_of(make: Callable[[Named], list[int]]) -> Maker:
-    return lambda of: {"kind": "list", "values": make(of)}
+    return lambda args: {"kind": "list", "values": make(args)}
 
 
-def _classes(of: Named) -> int:
-    shape: Shape = of["self"]
+def _classes(args: Named) -> int:
+    shape: Shape = args["self"]
     return shape[1 if len(shape) > 1 else 0]
 
 
-def _bag_offsets(of: Named) -> Fill:
-    last = bool(of.get("include_last_offset"))
-    return {"kind": "offsets" if last else "starts", "total": prod(of["indices"])}
+def _bag_offsets(args: Named) -> Fill:
+    last = bool(args.get("include_last_offset"))
+    return {"kind": "offsets" if last else "starts", "total": prod(args["indices"])}
 
 
-def _row_sums(of: Named) -> list[int]:
-    """Values in each row of lengths, such that the permuted rows have as many as recorded."""
-    total, rows = prod(of["values"]), max(of["lengths"][0], 1)
-    entries = prod(of["permute"])
-    wanted = of.get("permuted_lengths_sum")
-    wanted = total if wanted is None or entries == rows else int(wanted)
+def _row_sums(args: Named) -> list[int]:
+    """Return sums for the rows of lengths that give the permuted rows their recorded sum."""
+    total, rows = prod(args["values"]), max(args["lengths"][0], 1)
+    entries = prod(args["permute"])
+    permuted = args.get("permuted_lengths_sum")
+    permuted = total if permuted is None or entries == rows else int(permuted)
     if entries > rows:
         twice = min(entries - rows, rows)
         times = -(-(entries - rows) // twice)
-        extra = (wanted - total) // times
+        extra = (permuted - total) // times
         head, tail = _split_evenly(extra, twice), _split_evenly(total - extra, rows - twice)
     else:
-        head, tail = _split_evenly(wanted, entries), _split_evenly(total - wanted, rows - entries)
+        head = _split_evenly(permuted, entries)
+        tail = _split_evenly(total - permuted, rows - entries)
     return [*head, *tail]
 
 
@@ -84,24 +85,24 @@ def _split_evenly(total: int, parts: int) -> list[int]:
     return [after - before for before, after in pairwise(marks)]
 
 
-def _permutation_of_rows(of: Named) -> list[int]:
-    """All rows in order; then from the first again where there are more entries than rows."""
-    rows = max(of["lengths"][0], 1)
-    return [i % rows for i in range(prod(of["permute"]))]
+def _permutation_of_rows(args: Named) -> list[int]:
+    """Return all rows in order, and again from the first where there are more entries."""
+    rows = max(args["lengths"][0], 1)
+    return [i % rows for i in range(prod(args["permute"]))]
 
 
 def _even_widths(offsets: str) -> Maker:
-    """Cumulated widths of pooled vectors that are concatenated; all have one width."""
+    """Make the cumulated widths of concatenated pooled vectors of one width."""
     return _list_of(
-        lambda of: _cumulate(_split_evenly(of["pooled_embs"][-1], prod(of[offsets]) - 1))
+        lambda args: _cumulate(_split_evenly(args["pooled_embs"][-1], prod(args[offsets]) - 1))
     )
 
 
 _PERMUTATION = _constant({"kind": "permutation"})
 _LARGE = _constant({"kind": "constant", "value": 1 << 30})
-"""More rows than any table: nothing is out of bounds, and hashing keeps ids as they are."""
-_IDS_OF_WEIGHT = _below("ids", lambda of: (of["weight"] or (1,))[0])
-_IDS_OF_ROWS = _below("ids", lambda of: of["num_weights"])
+"""More rows than any table has: no id is out of bounds, and hashing keeps ids as they are."""
+_IDS_OF_WEIGHT = _below("ids", lambda args: (args["weight"] or (1,))[0])
+_IDS_OF_ROWS = _below("ids", lambda args: args["num_weights"])
 
 _ROLES: list[tuple[str, Mapping[str, Maker]]] = [
     ("aten sqrt sqrt_ rsqrt log", {"self": _constant({"kind": "positive"})}),
@@ -118,13 +119,13 @@ _ROLES: list[tuple[str, Mapping[str, Maker]]] = [
     (
         "aten index_select index_add_ index_add index_copy_ index_fill_ gather gather_backward "
         "scatter scatter_ scatter_add scatter_add_",
-        {"index": _below("rows", lambda of: (of["self"] or (1,))[of["dim"]])},
+        {"index": _below("rows", lambda args: (args["self"] or (1,))[args["dim"]])},
     ),
     (
         "aten index_select_backward",
-        {"index": _below("rows", lambda of: of["self_sizes"][of["dim"]])},
+        {"index": _below("rows", lambda args: args["self_sizes"][args["dim"]])},
     ),
-    ("aten one_hot", {"self": _below("ids", lambda of: of["num_classes"])}),
+    ("aten one_hot", {"self": _below("ids", lambda args: args["num_classes"])}),
     (
         "aten nll_loss nll_loss_nd nll_loss_forward nll_loss_backward nll_loss2d "
         "nll_loss2d_forward nll_loss2d_backward cross_entropy_loss",
@@ -132,12 +133,12 @@ _ROLES: list[tuple[str, Mapping[str, Maker]]] = [
     ),
     (
         "aten max_pool2d_with_indices_backward",
-        {"indices": _below("rows", lambda of: prod(of["self"][-2:]))},
+        {"indices": _below("rows", lambda args: prod(args["self"][-2:]))},
     ),
     (
         "fbgemm permute_2D_sparse_data permute_1D_sparse_data",
         {
-            "lengths": lambda of: {"kind": "row_lengths", "rows": _row_sums(of)},
+            "lengths": lambda args: {"kind": "row_lengths", "rows": _row_sums(args)},
             "permute": _list_of(_permutation_of_rows),
         },
     ),
@@ -162,18 +163,18 @@ _ROLES: list[tuple[str, Mapping[str, Maker]]] = [
     ),
 ]
 ROLES = {op: makers for ops, makers in _ROLES for op in ops_of(ops)}
-"""Op -> argument -> what it must hold."""
+"""Op -> argument -> maker of the values it must hold."""
 INDEXED = ops_of("aten index index_put_ _index_put_impl_ index_put")
 IDS_ANYWHERE = ops_of(
     "fbgemm permute_2D_sparse_data permute_1D_sparse_data block_bucketize_sparse_features "
     "invert_permute asynchronous_complete_cumsum"
 )
-"""Ops that pass on lengths and offsets that fit, but ids of any size."""
+"""Ops that pass on legal lengths and offsets, but ids of any size."""
 CONSISTENT = IDS_ANYWHERE | ops_of(
     "aten arange argmax argmin topk sort argsort max min max_pool2d_with_indices "
     "adaptive_max_pool2d randint randperm nonzero zeros zeros_like"
 )
-"""Ops whose outputs are legal wherever the trace passed them on."""
+"""Ops whose outputs are legal inputs of every op that read them in the trace."""
 PASSING = ops_of(
     "aten view reshape contiguous clone to flatten _to_copy unsqueeze squeeze detach alias "
     "lift_fresh expand _unsafe_view _reshape_alias long t transpose permute type_as"
@@ -182,65 +183,65 @@ PASSING = ops_of(
 
 
 def roles_of(op: str, arguments: Named) -> dict[str, Fill]:
-    """What an op needs its arguments to hold, by their names."""
+    """Return the values that an op needs in its arguments, by their names."""
     makers = ROLES.get(op) or (LOOKUP if is_lookup(op) else {})
-    found = {}
+    fills = {}
     for name, make in makers.items():
         if arguments.get(name) is None:
             continue
         try:
-            found[name] = make(arguments)
+            fills[name] = make(arguments)
         except (KeyError, IndexError, TypeError, ValueError):
             continue
     if op in INDEXED:
-        found |= _index_fills(arguments)
-    return found
+        fills |= _index_fills(arguments)
+    return fills
 
 
 def has_roles(op: str) -> bool:
-    """Whether what some argument of the op holds decides if it runs."""
+    """Return True if the op runs only with legal values in some argument."""
     return op in ROLES or op in INDEXED or is_lookup(op)
 
 
 def is_lookup(op: str) -> bool:
-    """FBGEMM's lookups of many tables and their backward ops."""
+    """Return True for FBGEMM's lookups of many tables and their backward ops."""
     return op.startswith("fbgemm::") and "embedding" in op and "codegen" in op
 
 
 def lookup_kind(op: str) -> str:
-    """Of a lookup: the optimizer that its backward function runs; ``dense`` for none."""
+    """Return the optimizer that a lookup's backward function runs; ``dense`` for none."""
     match = LOOKUP_KIND.search(op)
     return match[1] if match else "dense"
 
 
-def _index_fills(of: Named) -> dict[str, Fill]:
-    """Of `x[i, j]`: positions a dimension; a list has roles by place."""
-    shape = of.get("self") or ()
-    found: dict[str, Fill] = {}
-    for at, index in enumerate(of.get("indices") or ()):
+def _index_fills(args: Named) -> dict[str, Fill]:
+    """Return the positions along each dimension in `x[i, j]`, by place in the list of indices."""
+    shape = args.get("self") or ()
+    fills: dict[str, Fill] = {}
+    for at, index in enumerate(args.get("indices") or ()):
         if index is not None and at < len(shape):
-            found[f"indices.{at}"] = {"kind": "rows", "high": max(shape[at], 1)}
-    return found
+            fills[f"indices.{at}"] = {"kind": "rows", "high": max(shape[at], 1)}
+    return fills
 
 
-def _tables(of: Named) -> LookupTables:
-    """The tables of a lookup; without a summary alike, as the trace has only sums."""
-    given: LookupTables | None = of.get("tables")
-    if given is not None:
-        return given
-    count, total = features_of(of), of.get("total_D")
-    widths = [int(of.get("D") or of.get("max_D") or 4)] * count
+def _tables(args: Named) -> LookupTables:
+    """Return the tables of a lookup; alike without a summary, as the trace has only sums."""
+    summary: LookupTables | None = args.get("tables")
+    if summary is not None:
+        return summary
+    count, total = features_of(args), args.get("total_D")
+    widths = [int(args.get("D") or args.get("max_D") or 4)] * count
     if total is not None:
         each, over = divmod(int(total) // 4, count)
         widths = [4 * (each + (at < over)) for at in range(count)]
-    weights = _first_shape(of, "dev_weights", "host_weights", "weights")
+    weights = _first_shape(args, "dev_weights", "host_weights", "weights")
     rows = max(prod(weights) // max(sum(widths), 1), 1)
-    return join_tables([(rows, width, [(1.0, "")]) for width in widths], known=False)
+    return join_tables([(rows, width, [(1.0, "")]) for width in widths], with_ids=False)
 
 
-def _first_shape(of: Named, *names: str) -> Shape:
-    """Of the first of these arguments that is there; of a list, of its first tensor."""
-    shape = next((given for name in names if (given := of.get(name))), (0,))
+def _first_shape(args: Named, *names: str) -> Shape:
+    """Return the shape of the first of these arguments present, or of a list's first tensor."""
+    shape = next((value for name in names if (value := args.get(name))), (0,))
     if isinstance(shape, list):
         shape = next((item for item in shape if item and prod(item)), (0,))
     return tuple(shape)
@@ -250,20 +251,20 @@ def _cumulate(counts: list[int]) -> list[int]:
     return [0, *accumulate(counts)]
 
 
-def _first_rows(of: Named) -> list[int]:
-    tables = _tables(of)
+def _first_rows(args: Named) -> list[int]:
+    tables = _tables(args)
     return [*tables.first_rows, tables.total_rows]
 
 
-def _state_offsets(of: Named) -> list[int]:
-    """Of an optimizer's state: one entry a row, or as many as the weights."""
-    tables = _tables(of)
-    state = prod(_first_shape(of, "momentum1_dev", "momentum1_host", "momentum1"))
+def _state_offsets(args: Named) -> list[int]:
+    """Return the offsets of an optimizer's state: one entry a row, or one a weight."""
+    tables = _tables(args)
+    state = prod(_first_shape(args, "momentum1_dev", "momentum1_host", "momentum1"))
     return tables.first_elements if state >= tables.elements else tables.first_rows
 
 
-def _lookup_ids(of: Named) -> Fill:
-    tables = _tables(of)
+def _lookup_ids(args: Named) -> Fill:
+    tables = _tables(args)
     fill: Fill = {"kind": "table_ids", "rows": tables.rows}
     if not tables.skews:
         return fill
@@ -272,8 +273,8 @@ def _lookup_ids(of: Named) -> Fill:
     return fill | {"shares": tables.shares, "laws": skews, "law": places}
 
 
-def _lookup_offsets(of: Named) -> Fill:
-    total, shares = prod(of["indices"]), _tables(of).shares
+def _lookup_offsets(args: Named) -> Fill:
+    total, shares = prod(args["indices"]), _tables(args).shares
     if not shares:
         return {"kind": "offsets", "total": total}
     return {"kind": "table_offsets", "total": total, "shares": shares}
@@ -283,16 +284,16 @@ _ZEROS = _constant({"kind": "zeros"})
 LOOKUP: dict[str, Maker] = {
     "indices": _lookup_ids,
     "offsets": _lookup_offsets,
-    "D_offsets": _list_of(lambda of: _cumulate(_tables(of).widths)),
+    "D_offsets": _list_of(lambda args: _cumulate(_tables(args).widths)),
     "hash_size_cumsum": _list_of(_first_rows),
-    "weights_offsets": _list_of(lambda of: _tables(of).first_elements),
+    "weights_offsets": _list_of(lambda args: _tables(args).first_elements),
     "momentum1_offsets": _list_of(_state_offsets),
     "momentum2_offsets": _list_of(_state_offsets),
     "weights_placements": _ZEROS,
     "momentum1_placements": _ZEROS,
     "momentum2_placements": _ZEROS,
 }
-"""Of a lookup: arguments by FBGEMM's names (`codegen/training/`); lists are taken apart."""
+"""Arguments of a lookup by FBGEMM's names (`codegen/training/`); lists are taken apart."""
 LISTS: dict[str, dict[int, list[str]]] = {
     "weights": {
         3: ["dev_weights", "weights_placements", "weights_offsets"],
@@ -313,23 +314,23 @@ LISTS: dict[str, dict[int, list[str]]] = {
 
 
 CHECKS = "fbgemm::bounds_check_indices"
-"""Writes to ids and offsets that are out of bounds alone; lookups write no whole numbers."""
+"""Op that writes only to ids and offsets that are out of bounds; lookups write no whole numbers."""
 POSITIVE = "positive"
 SUMS = "fbgemm::asynchronous_complete_cumsum"
-"""Makes offsets of lengths."""
+"""Op that makes offsets of lengths."""
 IDS = frozenset({"ids", "table_ids", "rows"})
 OF_TABLES = "table_offsets"
-"""Shares of ids as a table summary has them, which no op before the lookup gives."""
+"""Offsets by the shares of a table summary, which no op before the lookup gives."""
 
 
 class LegalValues:
-    """Decides what tensors made up front hold.
+    """Values of the tensors made up front.
 
-    `fills` maps their numbers to it; what has none holds plain numbers or zeros. `pinned` counts
-    those that stand in for a tensor that an op gives.
+    `fills` has them by number; a tensor without a fill holds plain numbers or zeros. `pinned`
+    counts the substitutes for tensors that ops give.
 
     Args:
-        tables: a summary of those that lookups read, where there is one.
+        tables: summary of the tables that lookups read, if given.
     """
 
     def __init__(self, tensors: Tensors, rank: int, tables: TableSummary | None) -> None:
@@ -344,7 +345,7 @@ class LegalValues:
         self._lengths: dict[int, int] = {}
 
     def settle(self, call: Call) -> Call:
-        """The call with tensors that hold what its op needs."""
+        """Return the call with tensors that hold the values its op needs."""
         fills = self._fills(call)
 
         def legal(name: str, term: Term) -> Term:
@@ -361,7 +362,7 @@ class LegalValues:
         return replace(call, arguments=tuple(legal(*pair) for pair in pairs), keywords=keywords)
 
     def _fills(self, call: Call) -> dict[str, Fill]:
-        """Name of an argument (of items of lists ``name.i``) -> what it must hold."""
+        """Return the values that arguments must hold, by name; items of lists are ``name.i``."""
         if not has_roles(call.op):
             return {}
         terms = call.named()
@@ -373,15 +374,15 @@ class LegalValues:
                 named.setdefault(item, shapes[i])
                 places[item] = f"{name}.{i}"
         if self.tables is not None and is_lookup(call.op):
-            held = (n for name in ("weights", *WEIGHTS) for n in slots(terms.get(name)))
-            specs = (self.tensors.specs[n] for n in held)
+            weights = (n for name in ("weights", *WEIGHTS) for n in slots(terms.get(name)))
+            specs = (self.tensors.specs[n] for n in weights)
             memory = next(((s.storage, s.offset) for s in specs if prod(s.shape)), (0, call.node))
             named["tables"] = self.tables.of(call.op, memory, named)
         roles = roles_of(call.op, named)
         return {places.get(name, name): fill for name, fill in roles.items()}
 
     def _plain(self, term: Term) -> Any:
-        """The shape of a tensor, or a value; a list of such."""
+        """Return the shape of a tensor, a value, or a list of such."""
         if isinstance(term, tuple):
             return [self._plain(item) for item in term]
         if isinstance(term, Slot):
@@ -389,7 +390,7 @@ class LegalValues:
         return None if isinstance(term, Word) else term
 
     def _number(self, number: int, fill: Fill) -> int:
-        """The tensor that an op takes, such that it holds what the op needs."""
+        """Return the tensor to take for ``number`` so that it holds the values the op needs."""
         spec = self.tensors.specs[number]
         whole = spec.dtype in WHOLE
         if whole == (fill["kind"] == POSITIVE):
@@ -405,21 +406,21 @@ class LegalValues:
         if fill["kind"] == "offsets":
             self._add_up(root, fill["total"])
         consistent = self._consistent.get(root)
-        known = consistent is not None and fill["kind"] != OF_TABLES
-        if known and (consistent or fill["kind"] not in IDS):
+        passes_on = consistent is not None and fill["kind"] != OF_TABLES
+        if passes_on and (consistent or fill["kind"] not in IDS):
             return number
         if root not in self._instead:
             self._instead[root] = self.tensors.fresh(spec)
             self._set_fill(self._instead[root], fill)
             self.pinned += 1
-        made = self._instead[root]
-        if self.tensors.specs[made].shape != spec.shape:
-            made = self.tensors.fresh(spec)
-            self._set_fill(made, fill)
-        return made
+        substitute = self._instead[root]
+        if self.tensors.specs[substitute].shape != spec.shape:
+            substitute = self.tensors.fresh(spec)
+            self._set_fill(substitute, fill)
+        return substitute
 
     def note_outputs(self, call: Call, written: Sequence[Term] = ()) -> None:
-        """Remember whose values the outputs of an op have.
+        """Remember which tensors' values the outputs of an op have.
 
         Args:
             written: arguments that the op changes.
@@ -441,11 +442,11 @@ class LegalValues:
                 self._root[gives[0]] = self._root.get(source, source)
 
     def note_received(self, call: Call) -> None:
-        """What other ranks send is not known: whoever needs legal values gets its own."""
+        """Mark received tensors: their values are unknown, so readers may get substitutes."""
         self._overwritten.update(slots(call.arguments[:1]))
 
     def _add_up(self, offsets: int, total: int) -> None:
-        """Lengths made up front, of which an op makes offsets, are of as many ids as there are."""
+        """Let lengths made up front, of which an op makes offsets, sum to the number of ids."""
         lengths = self._lengths.get(offsets)
         if lengths in self.tensors.made and lengths not in self._overwritten:
             self._set_fill(lengths, {"kind": "lengths", "total": total})
@@ -453,16 +454,16 @@ class LegalValues:
     def _set_fill(self, number: int, fill: Fill) -> None:
         if fill["kind"] == OF_TABLES:
             self.fills[number] = fill
-        known = self.fills.setdefault(number, fill)
-        if known["kind"] == fill["kind"] and "high" in fill and fill["high"] < known["high"]:
+        current = self.fills.setdefault(number, fill)
+        if current["kind"] == fill["kind"] and "high" in fill and fill["high"] < current["high"]:
             self.fills[number] = fill
 
 
 def fills_of(program: RankProgram, tables: TableSummary | None = None) -> dict[int, Fill]:
-    """What the tensors made up front of a whole program hold.
+    """Return the values of all tensors of a program that are made up front.
 
     Args:
-        tables: a summary of those that its lookups read, where there is one.
+        tables: summary of the tables that its lookups read, if given.
     """
     tensors = Tensors()
     tensors.specs, tensors.made = program.specs(), program.made

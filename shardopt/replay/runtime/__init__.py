@@ -1,4 +1,4 @@
-"""What a generated benchmark runs on.
+"""Runtime of a generated benchmark.
 
 `write` copies this folder into each benchmark, where it needs torch alone: it imports nothing of
 shardopt.

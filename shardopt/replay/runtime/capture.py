@@ -11,7 +11,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 def capture(
     step: Callable[[], None], folder: Path, rank: int, *, gpu: bool = False
 ) -> tuple[Path, Path]:
-    """Write the execution trace and the Kineto trace of one call; returns both files."""
+    """Write the execution trace and the Kineto trace of one call, and return both files."""
     folder.mkdir(parents=True, exist_ok=True)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
     execution, kineto = (folder / f"rank{rank}.{kind}.json" for kind in ("et", "kineto"))

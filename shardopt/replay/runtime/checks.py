@@ -1,4 +1,4 @@
-"""Reads a benchmark's data files; one that was cut off or edited wrongly is named."""
+"""Reads a benchmark's data files, and names one that was cut off or edited wrongly."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 REFUSED = 2
-"""Exit code of a rank that says what is wrong with what it was given."""
+"""Exit code of a rank that refuses its input with a message."""
 
 LOST = 3
-"""Exit code of a rank that an error ended which another rank may have caused."""
+"""Exit code of a rank that ended by an error which another rank may have caused."""
 
 COMMS = "c10d::"
 TENSOR = re.compile(r"t\[(\d+)\]")
@@ -23,7 +23,7 @@ WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def number_of(argument: Any) -> int | None:
-    """Of the tensor that an argument of a call is; None if it is none."""
+    """Return the number of the tensor that an argument is; None for other arguments."""
     match = TENSOR.fullmatch(argument) if isinstance(argument, str) else None
     return None if match is None else int(match[1])
 
@@ -35,7 +35,7 @@ def refuse(message: str, code: int = REFUSED) -> NoReturn:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A data file of the benchmark; ends this rank if it cannot be read."""
+    """Read a data file of the benchmark; end this rank if that fails."""
     with naming(path.name):
         try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -54,7 +54,7 @@ def naming(file: str) -> Iterator[None]:
 
 
 def parts_of(iteration: Sequence[Any], mine: dict[str, Any]) -> list[Any]:
-    """The functions of a program with the calls that each has."""
+    """Return the functions of a program, each with the range of its calls."""
     if len(iteration) != len(mine["parts"]):
         refuse(
             f"{mine['program']}: has {len(iteration)} parts, the rank's `parts` "

@@ -1,4 +1,4 @@
-"""Process groups and collectives of a benchmark, on whatever backend there is."""
+"""Process groups and collectives of a benchmark, on any backend."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TIMEOUT = timedelta(minutes=5)
 
 
 class Collectives:
-    """Runs a rank's collectives.
+    """Collectives of a rank.
 
-    All ranks tell each other theirs, once, and each knows which meet (`matching.plans`). Where
-    sizes do not fit together, as with traces of a few ranks only, as much is exchanged as the rank
-    with the most has, in even parts and in memory of their own; `notes` says so. `not_run` has the
-    collectives that meet no other: place, and why.
+    The ranks exchange their lists once, and each computes which collectives meet
+    (`matching.plans`). Sizes may not fit together, as with traces of a few ranks only. Then the
+    ranks exchange the largest rank's size in even parts, in memory of their own, and `notes` says
+    so. `not_run` has the collectives that meet no other: position, and reason.
     """
 
     def __init__(self, groups: Sequence[Sequence[int]], device: torch.device) -> None:
@@ -42,8 +42,8 @@ class Collectives:
         """Open the process groups; collective over all ranks."""
         if not dist.is_initialized():
             self._meet()
-        asked = gather([self._here(group) for group in self._wanted])
-        every = sorted({group for groups in asked for group in groups if group})
+        per_rank = gather([self._here(group) for group in self._wanted])
+        every = sorted({group for groups in per_rank for group in groups if group})
         opened = {group: dist.new_group(list(group)) for group in every}
         self._groups = [opened.get(self._here(g)) or dist.group.WORLD for g in self._wanted]
 
@@ -60,17 +60,17 @@ class Collectives:
         )
 
     def _here(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        """The recorded ranks that run here; none stands for all."""
+        """Return the recorded ranks that run here; none stands for all."""
         members = tuple(sorted(rank for rank in group if rank < self.world))
         whole = len(members) == self.world or self.rank not in members
         return () if whole else members
 
     def begin(self) -> None:
-        """A new iteration starts."""
+        """Start a new iteration."""
         self._at = 0
 
     def run(self, kind: str, arguments: Sequence[Any], group: int) -> Any:
-        """The next collective of the iteration; something to wait for."""
+        """Run the next collective of the iteration, and return its work to wait for."""
         call = self._calls[self._at]
         self._at += 1
         try:
@@ -85,30 +85,31 @@ class Collectives:
             )
 
     def agree(self, calls: Mapping[int, dict[str, Any]], specs: Mapping[int, Any]) -> None:
-        """Settle with the other ranks what runs; collective over all ranks.
+        """Settle with the other ranks which collectives run; collective over all ranks.
 
         Args:
-            calls: place among all ops of an iteration -> the collective there.
+            calls: position among all ops of an iteration -> the collective there.
             specs: shape, strides and type of each tensor.
         """
         groups = [call["keywords"]["group"] for call in calls.values()]
-        told = [
+        descriptions = [
             describe(call, specs, self._here(self._wanted[group]))
             for call, group in zip(calls.values(), groups, strict=True)
         ]
-        mine = plans(gather(told))[self.rank]
-        for of, plan, at, group in zip(told, mine, calls, groups, strict=True):
+        mine = plans(gather(descriptions))[self.rank]
+        for description, plan, at, group in zip(descriptions, mine, calls, groups, strict=True):
             if "even" in plan:
                 self.notes.append(
-                    f"{of['kind']}: sizes of the ranks do not fit together; even parts instead"
+                    f"{description['kind']}: sizes of the ranks do not fit together; even parts "
+                    "instead"
                 )
             if "skip" in plan:
                 self.not_run[at] = plan["skip"]
-            self.bytes.append(of["bytes"])
-            self._calls.append(self._call(of["kind"], plan, self._groups[group]))
+            self.bytes.append(description["bytes"])
+            self._calls.append(self._call(description["kind"], plan, self._groups[group]))
 
     def _call(self, kind: str, plan: Plan, group: Any) -> Callable[[Sequence[Any]], Any] | None:
-        """None if the collective runs as it was recorded, else what runs in its place."""
+        """Return the substitute for a collective; None if it runs as it was recorded."""
         if "skip" in plan:
             return lambda _: EndedCollective()
         if "even" not in plan:
@@ -118,7 +119,7 @@ class Collectives:
 
 
 def gather(mine: Any) -> list[Any]:
-    """What each rank has; collective over all ranks."""
+    """Gather an object from each rank; collective over all ranks."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return every
@@ -128,7 +129,7 @@ class EndedCollective:
     """A collective that has ended, or was not run."""
 
     def wait(self) -> None:
-        """Nothing is left to wait for."""
+        """Return at once: nothing is left to wait for."""
 
 
 class Works(dict[int, Any]):
@@ -143,7 +144,7 @@ def describe(
     specs: Mapping[int, Any],
     group: Sequence[int],
 ) -> CollectiveCall:
-    """What other ranks have to know of a collective: sizes in items, and who takes part.
+    """Describe a collective for the other ranks: kind, group, and sizes in items.
 
     Args:
         group: recorded ranks of its group that run here; none stands for all.
@@ -151,17 +152,18 @@ def describe(
     kind, arguments = call["op"].removeprefix(COMMS), call["arguments"]
     listed = [a if isinstance(a, list) else [a] for a in arguments]
     tensors = [
-        [specs[n] for n in map(number_of, of) if n is not None and n in specs] for of in listed
+        [specs[n] for n in map(number_of, names) if n is not None and n in specs]
+        for names in listed
     ]
-    given, taken = _sent_and_received(kind, tensors)
-    dtype = next((spec[2] for of in tensors for spec in of), "float32")
+    sent, received = _sent_and_received(kind, tensors)
+    dtype = next((spec[2] for numbers in tensors for spec in numbers), "float32")
     plain = [a for a in arguments if isinstance(a, int)]
     return {
         "kind": kind,
         "group": list(group),
-        "sent": [prod(spec[0]) for spec in given],
-        "got": [prod(spec[0]) for spec in taken],
-        "bytes": sum(prod(spec[0]) * getattr(torch, spec[2]).itemsize for spec in given),
+        "sent": [prod(spec[0]) for spec in sent],
+        "got": [prod(spec[0]) for spec in received],
+        "bytes": sum(prod(spec[0]) * getattr(torch, spec[2]).itemsize for spec in sent),
         "dtype": dtype,
         "splits": arguments[2:4] if kind == "alltoall_base_" else None,
         "root": plain[0] if kind in ROOTED and plain else 0,
@@ -177,7 +179,7 @@ def _sent_and_received(kind: str, tensors: Sequence[list[Any]]) -> tuple[list[An
 
 
 def exchange_evenly(kind: str, plan: Plan, group: Any, device: torch.device) -> Callable[[], Any]:
-    """A collective of the kind over parts of one size, in memory of its own."""
+    """Prepare a collective of the kind over parts of one size, in memory of its own."""
     part = torch.zeros(plan["even"], dtype=getattr(torch, plan["dtype"]), device=device)
     ranks, root = dist.get_world_size(group), plan["root"]
     whole = part.repeat(ranks)
@@ -250,4 +252,4 @@ CALLS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "barrier": lambda _, g: dist.barrier(group=g, async_op=True),
     "monitored_barrier_": _monitored_barrier,
 }
-"""Collective by c10d's name -> the call of `torch.distributed`; all return what to wait for."""
+"""Collective by c10d's name -> the call of `torch.distributed`; all return work to wait for."""

@@ -1,4 +1,4 @@
-"""Ops by name: found, tried once, and then called as they are."""
+"""Ops by name: looked up, tried once, and then called directly."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .settings import device, settings
 from .tensors import ON_CPU, difference, like
 
 LIBRARIES = {"fbgemm": "fbgemm_gpu", "torchvision": "torchvision"}
-"""Namespace of ops -> what registers them when it is imported."""
+"""Namespace of ops -> module that registers them when it is imported."""
 
 
 class Ops:
-    """Finds the ops that a program names; each is tried once before it is timed."""
+    """Ops that a program names; each is tried once before it is timed."""
 
     def __init__(self) -> None:
         self.named: dict[str, Op] = {}
@@ -38,7 +38,7 @@ class Ops:
         return op
 
     def notes(self) -> list[str]:
-        """What runs in place of ops that a CPU does not have."""
+        """Return notes on the substitutes for ops that a CPU does not have."""
         return [
             f"{name.partition('.')[0]} runs as {op.runs_as}: a CPU has none"
             for name, op in self.named.items()
@@ -46,7 +46,7 @@ class Ops:
         ]
 
     def collective(self, kind: str) -> Op:
-        """A collective of `torch.distributed` under c10d's name."""
+        """Register a collective of `torch.distributed` under c10d's name."""
 
         def run(*arguments: Any, group: int) -> Any:
             assert self.collectives is not None
@@ -57,7 +57,7 @@ class Ops:
 
     @staticmethod
     def forward(op: Callable[..., Any], *arguments: Any) -> Any:
-        """An op whose backward function is called later."""
+        """Run an op whose backward function is called later."""
         with torch.enable_grad():
             first = arguments[0]
             if first is not None and not first.requires_grad:
@@ -67,7 +67,7 @@ class Ops:
 
     @staticmethod
     def backward(saved: Any, gradient: Any) -> Any:
-        """The backward function of an op that `forward` ran."""
+        """Run the backward function of an op that `forward` ran."""
         output, first = saved
         if not output.requires_grad:
             return None
@@ -75,7 +75,7 @@ class Ops:
 
 
 def _find(name: str, overload: str) -> Callable[..., Any] | str:
-    """The op, or why there is none."""
+    """Return the op, or the reason why there is none."""
     if f"{name}.{overload}" in settings.without:
         return "ends the process here"
     space, _, op = name.partition("::")
@@ -90,7 +90,7 @@ def _find(name: str, overload: str) -> Callable[..., Any] | str:
 
 
 class Op:
-    """An op by name. Calls are counted, so that each meets what the trace recorded of it."""
+    """An op by name that counts its calls, so that each meets its record of the trace."""
 
     def __init__(self, name: str, function: Callable[..., Any] | str) -> None:
         self.name, self.function = name, function
@@ -103,7 +103,7 @@ class Op:
         self.at = 0
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Try it: what cannot run is replaced for this call by tensors as in the trace."""
+        """Try the op; if it cannot run, give tensors of the recorded shapes for this call."""
         at = self.at
         self.at += 1
         if self.skipped:
@@ -128,17 +128,17 @@ class Op:
         return self.stand_in(at, arguments)
 
     def stand_in(self, at: int, arguments: Sequence[Any]) -> Any:
-        """What the op gave in the trace, made once."""
+        """Return tensors like those that the op gave in the trace, made once."""
         if self.name.startswith(COMMS):
             return EndedCollective()
         if at not in self.instead:
             specs = self.recorded[at] if at < len(self.recorded) else None
-            made = [like(spec, _place(arguments)) for spec in specs or ()]
-            self.instead[at] = made[0] if len(made) == 1 else made
+            tensors = [like(spec, _place(arguments)) for spec in specs or ()]
+            self.instead[at] = tensors[0] if len(tensors) == 1 else tensors
         return self.instead[at]
 
     def again(self, *arguments: Any, **keywords: Any) -> Any:
-        """As tried."""
+        """Run the op where its try succeeded, and give the same substitute where it failed."""
         at = self.at
         self.at = at + 1
         if at in self.reasons or self.skipped:
@@ -146,7 +146,7 @@ class Op:
         return self.function(*arguments, **keywords)  # type: ignore[operator]
 
     def settle(self) -> Callable[..., Any]:
-        """What is called from now on: the op itself if it can run every time."""
+        """Return the function to call from now on: the op itself if every call of it can run."""
         if self.reasons or self.skipped or isinstance(self.function, str):
             return self.again
         return self.function

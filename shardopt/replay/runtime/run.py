@@ -1,4 +1,4 @@
-"""Runs a generated benchmark: makes its tensors, times iterations, says what ran."""
+"""Runs a generated benchmark: makes its tensors, times iterations, reports the ops that ran."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _now() -> float:
 
 
 def own_data() -> dict[str, Any]:
-    """What this rank runs: its own recording, or another's if there is none."""
+    """Read this rank's recording, or another rank's if there is none."""
     with naming("data.json"):
         recorded = data["ranks"]
         at = recorded.index(rank) if rank in recorded else rank % len(recorded)
@@ -50,7 +50,7 @@ def own_data() -> dict[str, Any]:
 def main(iteration: Sequence[Any], ops: Ops) -> None:
     """Try, warm up, time, profile, and report on rank 0."""
     torch.set_num_threads(settings.threads)
-    # of names that newer versions of torch deprecate; the older ones have no others
+    # newer versions of torch deprecate names that older ones have no other names for
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*an autograd kernel was not registered")
     if settings.last_op is not None:
@@ -72,7 +72,7 @@ def main(iteration: Sequence[Any], ops: Ops) -> None:
 
 
 def _end_with_parent() -> None:
-    """Who started this rank keeps its input open as long as it lives."""
+    """End with the process that started this rank: it keeps the input open while it lives."""
     with suppress(OSError):
         while os.read(0, 1):
             pass
@@ -80,11 +80,11 @@ def _end_with_parent() -> None:
 
 
 def _describe(error: Exception) -> str:
-    """An error with the line of the program that it came from."""
+    """Describe an error with the line of the program that it came from."""
     if isinstance(error, OSError):
         return f"rank {rank}: {error.filename or 'a file'}: {error.strerror or error}"
     frames = traceback.extract_tb(error.__traceback__)
-    where = next((of for of in reversed(frames) if Path(of.filename).parent == HOME), None)
+    where = next((frame for frame in reversed(frames) if Path(frame.filename).parent == HOME), None)
     place = f"{Path(where.filename).name} line {where.lineno}: " if where else ""
     first = next(iter(str(error).strip().splitlines()), "")
     return f"rank {rank}: {place}{type(error).__name__}: {first}"
@@ -120,13 +120,13 @@ def _main(iteration: Sequence[Any], ops: Ops) -> None:
 
 
 def _check(replay: Replay, together: bool) -> None:
-    """Before any rank fills its tensors: something runs, and has place in the memory there is."""
+    """Refuse a run without ops, or with more tensors than memory, before any rank fills them."""
     host, own = platform.node(), needed_bytes(replay.mine, replay.counted)
-    told: dict[str, Any] = {"host": host, "needed": own, "ran": len(replay.counted)}
-    every = gather(told) if together else [told]
-    if replay.ran and not any(of["ran"] for of in every):
-        known = {replay.calls[at]["op"] for at in replay.ran}
-        near = [name for asked in settings.ops for name in get_close_matches(asked, known)]
+    own_report: dict[str, Any] = {"host": host, "needed": own, "ran": len(replay.counted)}
+    every = gather(own_report) if together else [own_report]
+    if replay.ran and not any(report["ran"] for report in every):
+        present = {replay.calls[at]["op"] for at in replay.ran}
+        near = [name for text in settings.ops for name in get_close_matches(text, present)]
         hint = f"; near it: {', '.join(near)}" if near else ""
         refuse(
             f"nothing runs: no op is one of --ops {', '.join(settings.ops)} in --subset "
@@ -135,13 +135,14 @@ def _check(replay: Replay, together: bool) -> None:
     if device.type == "cuda":
         problem = too_large([own], torch.cuda.mem_get_info(device)[0])
     else:
-        problem = too_large([of["needed"] for of in every if of["host"] == host], available_bytes())
+        here = [report["needed"] for report in every if report["host"] == host]
+        problem = too_large(here, available_bytes())
     if problem:
         refuse(problem)
 
 
 def run(replay: Replay, together: bool) -> dict[str, Any]:
-    """Times of iterations and what ran, of all ranks."""
+    """Time the iterations, and return times and coverage of all ranks."""
     begun = _now()
     replay.try_ops()
     mine = replay.coverage()
@@ -151,11 +152,11 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
     # all ranks make the same iterations: those of the slowest
     pace = {"step": first_s, "spent": _now() - begun}
     paces = gather(pace) if together else [pace]
-    step_s, spent_s = (max(of[key] for of in paces) for key in ("step", "spent"))
+    step_s, spent_s = (max(rank_pace[key] for rank_pace in paces) for key in ("step", "spent"))
     warm_up, iterations = fitting(step_s, spent_s)
     samples = [] if settings.warm_up and iterations else [first_s * 1e3]
     for done in range(warm_up + iterations):
-        if reports is not None:  # tell who started this rank how far it is
+        if reports is not None:  # report progress to the process that started this rank
             total = warm_up + iterations + 1
             with suppress(OSError):
                 reports.send((done + 1, total, (total - done - 1) * step_s))
@@ -177,38 +178,38 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
 
 
 def _timed(replay: Replay) -> float:
-    """Seconds of one iteration."""
+    """Run one iteration and return its seconds."""
     start = _now()
     replay.step()
     return _now() - start
 
 
 def fitting(step_s: float, spent_s: float) -> tuple[int, int]:
-    """Further iterations to warm up, and to measure, that end within the time limit.
+    """Return the iterations to warm up and to measure that end within the time limit.
 
-    One has been made. As many are measured as there is time for, a sixth of them at most warmed up.
+    One has been made. If the time is short, at most a sixth of the rest warms up.
     """
     warm_up = max(0, settings.warm_up - 1)
-    wanted = settings.warm_up + settings.iterations - 1
+    total = settings.warm_up + settings.iterations - 1
     left_s = settings.time_limit - spent_s
-    if not settings.time_limit or wanted * step_s <= left_s:
-        return warm_up, wanted - warm_up
+    if not settings.time_limit or total * step_s <= left_s:
+        return warm_up, total - warm_up
     room = max(0, int(left_s / step_s))
     warm_up = min(warm_up, room // 6)
     return warm_up, room - warm_up
 
 
 def summary(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One object for all ranks: an iteration lasts as long as its slowest rank."""
-    total, replayed = (sum(of[key] for of in every) for key in ("total", "replayed"))
-    timed = sum(of["total_us"] for of in every)
+    """Sum up all ranks: an iteration lasts as long as its slowest rank."""
+    total, replayed = (sum(report[key] for report in every) for key in ("total", "replayed"))
+    timed = sum(report["total_us"] for report in every)
     by_time = timed > 0
-    share = sum(of["us"] for of in every) / timed if by_time else replayed / max(total, 1)
+    share = sum(report["us"] for report in every) / timed if by_time else replayed / max(total, 1)
     reasons: dict[str, int] = defaultdict(int)
-    for of in every:
-        for why, count in of["reasons"].items():
+    for report in every:
+        for why, count in report["reasons"].items():
             reasons[why] += count
-    samples = [max(of) for of in zip(*(each["samples_ms"] for each in every), strict=True)]
+    samples = [max(report) for report in zip(*(each["samples_ms"] for each in every), strict=True)]
     return {
         "ops_total": total,
         "ops_replayed": replayed,
@@ -219,8 +220,8 @@ def summary(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "ranks": len(every),
         "device": str(device.type),
         "not_replayed": dict(reasons),
-        "notes": sorted({note for of in every for note in of["notes"]}),
-        "collective_bytes": [of["bytes"] for of in every],
+        "notes": sorted({note for report in every for note in report["notes"]}),
+        "collective_bytes": [report["bytes"] for report in every],
     }
 
 
@@ -249,32 +250,35 @@ class Replay:
             op.skipped = not is_selected(name)
 
     def make_tensors(self) -> None:
-        """Fill what an iteration finds; a part alone also what parts before it would have given."""
+        """Make the tensors that an iteration reads.
+
+        For a part alone they include the outputs of the parts before it.
+        """
         indices, seed = settings.indices or data["indices"], settings.seed + rank
-        made, count = self.mine["made"], self.mine["tensors"]
-        self.template = make_all(made, count, device, indices, seed)
-        given: set[int] = set()
+        up_front, count = self.mine["made"], self.mine["tensors"]
+        self.template = make_all(up_front, count, device, indices, seed)
+        outputs: set[int] = set()
         for at in self.ran:
             for number in self.calls[at].get("reads", ()):
-                if self.template[number] is None and number not in given and number in self.specs:
+                if self.template[number] is None and number not in outputs and number in self.specs:
                     self.template[number] = like(self.specs[number], device)
-            given.update(self.calls[at].get("gives", ()))
+            outputs.update(self.calls[at].get("gives", ()))
 
     def step(self) -> None:
-        """One iteration."""
+        """Run one iteration."""
         tensors, works = list(self.template), Works()
         if self.ops.collectives is not None:
             self.ops.collectives.begin()
         for op in self.ops.named.values():
             op.at = 0
-        # values are not the trace's: where they fade away, products would be slow for nothing
+        # values are not the trace's: where they fade to denormals, products would be slow
         torch.set_flush_denormal(True)
         for (_, part), _ in self.parts:
             part(tensors, works)
         torch.set_flush_denormal(False)
 
     def try_ops(self) -> None:
-        """The first iteration: find out what can run, and bind it; collective over all ranks."""
+        """Run the first iteration and bind the ops that can run; collective over all ranks."""
         if self.ops.collectives is not None:
             comms = {at: self.calls[at] for at in self.counted if is_comm(self.calls[at])}
             self.ops.collectives.agree(comms, self.specs)
@@ -288,7 +292,7 @@ class Replay:
                     names[name] = value.settle()
 
     def coverage(self) -> dict[str, Any]:
-        """Which ops of the trace ran, by count and by their recorded time."""
+        """Return the share of the trace's ops that ran, by count and by recorded time."""
         failed = {
             op.calls[at]: why
             for op in self.ops.named.values()
@@ -315,17 +319,18 @@ class Replay:
 
 
 def name_of(call: dict[str, Any]) -> str:
-    """Of its op, with the overload if it has one."""
+    """Return the name of a call's op, with the overload if it has one."""
     return f"{call['op']}.{call.get('overload', '')}".removesuffix(".")
 
 
 def is_comm(call: dict[str, Any]) -> bool:
-    """Whether `torch.distributed` runs it."""
+    """Return True if `torch.distributed` runs the call."""
     return bool(call["op"].startswith(COMMS))
 
 
 def is_wanted(part: Any) -> bool:
-    """Whether a part of the iteration is one of those asked for."""
+    """Return True if the user selected a part of the iteration."""
     (names, _), _ = part
-    asked = settings.from_annotation
-    return asked is None or asked in names or asked in [name.strip("# ") for name in names]
+    annotation = settings.from_annotation
+    plain = [name.strip("# ") for name in names]
+    return annotation is None or annotation in names or annotation in plain

@@ -1,4 +1,4 @@
-"""Options of a benchmark, and what this process is."""
+"""Options of a benchmark, and rank and device of this process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ data: dict[str, Any] = read(HOME / "data.json") if __package__ == "runtime" else
 
 
 def is_selected(name: str) -> bool:
-    """Whether an op, as ``namespace::op.overload``, is one of those asked for."""
+    """Return True if the user selected an op, given as ``namespace::op.overload``."""
     if settings.subset != "all" and (settings.subset == "comms") != name.startswith(COMMS):
         return False
     op = name.split(".")[0]

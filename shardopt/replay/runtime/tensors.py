@@ -13,32 +13,32 @@ from typing import Any
 
 import torch
 
-KEPT_ROWS = 1 << 22
-"""Rows above which ids are drawn by formula alone, without a table of chances."""
+MAX_RANKED_ROWS = 1 << 22
+"""Most rows that a Zipf distribution of ids reaches; it has a table of as many probabilities."""
 
 
 SMALL_BYTES = 1 << 20
-"""Tensors that are not counted against the memory there is."""
+"""Tensors up to this size are not counted against the free memory."""
 
 
 def make_all(
-    made: dict[str, dict[str, Any]], count: int, device: torch.device, indices: str, seed: int
+    up_front: dict[str, dict[str, Any]], count: int, device: torch.device, indices: str, seed: int
 ) -> list[Any]:
-    """The list of tensors as an iteration finds it; None where an op gives the tensor."""
+    """Make the tensors that exist before an iteration; None where an op gives the tensor."""
     generator = torch.Generator().manual_seed(seed)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    left = available_bytes() // 2 // ranks  # a rank's part of what it may fill
-    extents = extents_of(made.values())
+    free_bytes = available_bytes() // 2 // ranks  # a rank's part
+    extents = extents_of(up_front.values())
     stores: dict[tuple[int, str], torch.Tensor] = {}
     tensors: list[Any] = [None] * count
-    for number, spec in made.items():
+    for number, spec in up_front.items():
         key = (spec["storage"], spec["dtype"])
         place = torch.device("cpu") if spec.get("host") else device
         if key not in stores:
             size = extents[key] * getattr(torch, spec["dtype"]).itemsize
-            # what does not fit is left unwritten, which takes no memory where nothing is read
-            written = size < left or place.type != "cpu"
-            left -= size if written and size > SMALL_BYTES else 0
+            # a storage that does not fit stays unwritten: unread, it takes no memory
+            written = size < free_bytes or place.type != "cpu"
+            free_bytes -= size if written and size > SMALL_BYTES else 0
             stores[key] = _make_storage(spec, extents[key], written, generator).to(place)
         at = spec.get("offset", 0)
         tensors[int(number)] = stores[key].as_strided(spec["shape"], spec["strides"], at)
@@ -50,38 +50,42 @@ def make_all(
 
 
 def like(spec: Any, device: torch.device) -> Any:
-    """A tensor as an op gave it in the trace: ``[shape, strides, dtype]``."""
+    """Make a tensor as an op gave it in the trace: ``[shape, strides, dtype]``."""
     if spec is None:
         return None
     if isinstance(spec[0], list) and len(spec) == 3 and isinstance(spec[2], str):
-        made = torch.empty_strided(spec[0], spec[1], dtype=getattr(torch, spec[2]), device=device)
-        return made.fill_(0.01 if made.is_floating_point() else 0)
+        tensor = torch.empty_strided(spec[0], spec[1], dtype=getattr(torch, spec[2]), device=device)
+        return tensor.fill_(0.01 if tensor.is_floating_point() else 0)
     return [like(item, device) for item in spec]
 
 
 def difference(output: Any, specs: Any) -> str:
-    """How the shapes that an op gives differ from those recorded; empty if they do not."""
+    """Describe a difference between the shapes of an op's outputs and the recorded ones.
+
+    Returns:
+        Empty if they agree.
+    """
     if specs is None:
         return ""
     outputs = output if len(specs) != 1 and isinstance(output, (tuple, list)) else [output]
-    for given, spec in zip(outputs, specs, strict=False):
-        one = bool(spec) and isinstance(spec[-1], str)
-        if one and isinstance(given, torch.Tensor) and list(given.shape) != spec[0]:
-            return f"gives a tensor of shape {list(given.shape)} here, {spec[0]} in the trace"
+    for tensor, spec in zip(outputs, specs, strict=False):
+        single = bool(spec) and isinstance(spec[-1], str)
+        if single and isinstance(tensor, torch.Tensor) and list(tensor.shape) != spec[0]:
+            return f"gives a tensor of shape {list(tensor.shape)} here, {spec[0]} in the trace"
     return ""
 
 
 def extents_of(specs: Iterable[dict[str, Any]]) -> dict[tuple[int, str], int]:
-    """Storage and type -> elements that some tensors reach in it."""
-    found: dict[tuple[int, str], int] = defaultdict(int)
+    """Return the elements that some tensors reach in each storage, by storage and type."""
+    extents: dict[tuple[int, str], int] = defaultdict(int)
     for spec in specs:
         reach = spec.get("offset", 0)
         if 0 not in spec["shape"]:
             spans = zip(spec["shape"], spec["strides"], strict=True)
             reach += 1 + sum((size - 1) * step for size, step in spans)
         key = (spec["storage"], spec["dtype"])
-        found[key] = max(found[key], reach)
-    return found
+        extents[key] = max(extents[key], reach)
+    return extents
 
 
 def _make_storage(
@@ -95,15 +99,15 @@ def _make_storage(
     # torch draws few types; bytes of a huge table are not worth drawing one by one
     block = torch.rand(min(extent, 1 << 20), generator=generator)
     if len(spec["shape"]) > 1 and "fill" not in spec:
-        # products keep the size of what they take: numbers that fade away are slow on CPUs
+        # products keep the size of their factors: denormal numbers are slow on CPUs
         block = (block - 0.5) * (12 / max(spec["shape"][-1], 1)) ** 0.5
     if extent <= len(block):
         return block.to(dtype)
-    made = torch.empty(extent, dtype=dtype)
+    storage = torch.empty(extent, dtype=dtype)
     for start in range(0, extent, len(block)):
-        part = made[start : start + len(block)]
+        part = storage[start : start + len(block)]
         part.copy_(block[: len(part)])
-    return made
+    return storage
 
 
 def _values(
@@ -115,7 +119,7 @@ def _values(
     if kind == "rows":
         return torch.randint(fill["high"], (count,), generator=generator)
     if kind == "table_ids":
-        # as a table summary says, or as many for each table
+        # shares of a table summary, or equal ones
         rows = fill["rows"]
         ids = shared_out(count, fill.get("shares", [1.0] * len(rows)))
         laws = [fill["laws"][at] for at in fill["law"]] if "laws" in fill else [indices] * len(rows)
@@ -139,7 +143,7 @@ def _values(
 
 
 def _even_bags(count: int, kind: str, total: int) -> torch.Tensor:
-    """Bags as even as they can be: lengths, their sums with the last one, or without it."""
+    """Make the most even bags: their lengths, or their sums with or without the last one."""
     bags = max(count - (kind == "offsets"), 1)
     marks = torch.arange(bags + 1) * total // bags
     if kind == "lengths":
@@ -148,16 +152,16 @@ def _even_bags(count: int, kind: str, total: int) -> torch.Tensor:
 
 
 def _table_offsets(count: int, ids: list[int]) -> torch.Tensor:
-    """Sums of bags with the last one: as many bags a table, each table's as even as they can be."""
+    """Make sums of bags with the last one: equally many bags a table, even within a table."""
     bags = (count - 1) // len(ids)
     if bags * len(ids) != count - 1:
         return _even_bags(count, "offsets", sum(ids))
-    lengths = torch.cat([_even_bags(bags, "lengths", of) for of in ids])
+    lengths = torch.cat([_even_bags(bags, "lengths", total) for total in ids])
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
 def shared_out(total: int, shares: list[float]) -> list[int]:
-    """A whole number in parts that are as `shares` are to each other."""
+    """Split a whole number in proportion to `shares`."""
     every = sum(shares)
     if every <= 0:
         shares, every = [1.0] * len(shares), float(len(shares))
@@ -170,10 +174,10 @@ def shared_out(total: int, shares: list[float]) -> list[int]:
 
 
 def draw_by(skew: Any, count: int, high: int, generator: torch.Generator) -> torch.Tensor:
-    """Row numbers below `high`.
+    """Draw row numbers below `high`.
 
     Args:
-        skew: a text of `draw_ids`, or rows by popularity: ``counts`` of rows with a chance of
+        skew: a text of `draw_ids`, or rows by popularity: ``counts`` of rows with a probability of
             ``weights`` each, the hottest first; they lie anywhere in the table unless
             ``hot_first``.
     """
@@ -189,11 +193,11 @@ def draw_by(skew: Any, count: int, high: int, generator: torch.Generator) -> tor
 
 
 def draw_ids(count: int, high: int, indices: str, generator: torch.Generator) -> torch.Tensor:
-    """Row numbers below `high`: ``uniform``, or ``zipf:ALPHA`` over shuffled rows."""
+    """Draw row numbers below `high`: ``uniform``, or ``zipf:ALPHA`` over shuffled rows."""
     if indices == "uniform" or high <= 1:
         return torch.randint(max(high, 1), (count,), generator=generator)
     alpha = float(indices.partition(":")[2])
-    rows = min(high, KEPT_ROWS)
+    rows = min(high, MAX_RANKED_ROWS)
     chances = torch.arange(1, rows + 1, dtype=torch.float64).pow(-alpha).cumsum(0)
     points = torch.rand(count, dtype=torch.float64, generator=generator) * chances[-1]
     ranks = torch.searchsorted(chances, points).clamp_(max=rows - 1)
@@ -201,7 +205,7 @@ def draw_ids(count: int, high: int, indices: str, generator: torch.Generator) ->
 
 
 def _scatter(ranks: torch.Tensor, high: int) -> torch.Tensor:
-    """Rows of ranks: a step that shares no factor with the table spreads hot rows over it."""
+    """Spread ranks over the rows of a table, by a step that shares no factor with its size."""
     high = max(high, 1)
     step = max(int(high * 0.6180339887), 1)
     while gcd(step, high) != 1:
@@ -210,40 +214,42 @@ def _scatter(ranks: torch.Tensor, high: int) -> torch.Tensor:
 
 
 SCATTERED = ("fbgemm::", "aten::embedding", "aten::_embedding_bag", "aten::index_select")
-"""Ops that read and write a few rows of their tables: the others are never filled."""
+"""Ops that read and write a few rows of their tables; the other rows take no memory."""
 GIB = 1 << 30
 
 
 def needed_bytes(mine: dict[str, Any], calls: list[int]) -> int:
-    """Host bytes of the storages that ops read in whole, of what a rank makes up front.
+    """Sum the host bytes of a rank's storages made up front that ops read in whole.
 
     Args:
         mine: the rank's data.
         calls: positions of the ops that run.
     """
     ran = [mine["calls"][at] for at in calls]
-    whole = (of for of in ran if not of["op"].removeprefix("backward of ").startswith(SCATTERED))
-    touched = {str(number) for of in whole for number in of.get("reads", ())} & mine["made"].keys()
+    whole = (c for c in ran if not c["op"].removeprefix("backward of ").startswith(SCATTERED))
+    touched = {str(number) for call in whole for number in call.get("reads", ())}
+    touched &= mine["made"].keys()
     specs = (mine["made"][number] for number in touched)
     extents = extents_of(spec for spec in specs if 0 not in spec["shape"])
     return sum(n * getattr(torch, dtype).itemsize for (_, dtype), n in extents.items())
 
 
 def available_bytes() -> int:
-    """Memory that the system, or the container, has left for new data."""
-    found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    """Return the bytes that the system, or the container, has free for new data."""
+    limits = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found = [next(int(of.split()[1]) << 10 for of in lines if of.startswith("MemAvailable"))]
+        free = next(line for line in lines if line.startswith("MemAvailable"))
+        limits = [int(free.split()[1]) << 10]
     with suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text())
-        found.append(limit - int((group / "memory.current").read_text()))
-    return max(min(found), 0)
+        limits.append(limit - int((group / "memory.current").read_text()))
+    return max(min(limits), 0)
 
 
 def too_large(needed: list[int], available: int) -> str:
-    """What to say if ranks that share memory need more than there is; empty if they do not."""
+    """Return a message if ranks that share memory need more than is free; empty if not."""
     if sum(needed) <= available:
         return ""
     ranks = "one rank" if len(needed) == 1 else f"{len(needed)} ranks"
@@ -257,9 +263,9 @@ def too_large(needed: list[int], available: int) -> str:
 
 def _batch_norm_backward(x: Any, gradient: Any, weight: Any, *rest: Any) -> Any:
     mean, var, saved_mean, saved_scale, epsilon = rest[:5]
-    kept = [True, weight is not None, weight is not None]
+    needed = [True, weight is not None, weight is not None]
     return torch.ops.aten.native_batch_norm_backward(
-        gradient, x, weight, mean, var, saved_mean, saved_scale, True, epsilon, kept
+        gradient, x, weight, mean, var, saved_mean, saved_scale, True, epsilon, needed
     )
 
 
@@ -267,4 +273,4 @@ ON_CPU: dict[str, tuple[str, Callable[..., Any]]] = {
     "aten::cudnn_batch_norm_backward": ("aten::native_batch_norm_backward", _batch_norm_backward),
     "aten::pin_memory": ("aten::clone", lambda x, *_: x.clone()),
 }
-"""Op -> what it runs as, and the call; both give the same shapes."""
+"""Op -> name and call of its substitute, which gives the same shapes."""

@@ -28,7 +28,7 @@ _WHAT = {
 _KEYS = {SEARCH: "shardopt_search", COMMAND: "shardopt_plan", TORCHREC: "torchrec_planner"}
 
 
-def planners_view(found: Comparison) -> View:
+def planners_view(comparison: Comparison) -> View:
     """``shardopt bench search``, without what names the setting.
 
     Keys:
@@ -44,8 +44,8 @@ def planners_view(found: Comparison) -> View:
             ``torchrec`` has ``rating_ms``, its own cost of its plan.
         machine: where it was measured.
     """
-    result = found.result
-    ours, theirs = _answer_object(found.ours), _answer_object(found.theirs)
+    result = comparison.result
+    ours, theirs = _answer_object(comparison.ours), _answer_object(comparison.theirs)
     if ours is not None:
         ours |= {
             **picked(result, "lower_bound_ms", "stopped_by"),
@@ -53,17 +53,17 @@ def planners_view(found: Comparison) -> View:
             "found_by": result.best.found_by,
         }
     data = {
-        "times": {_KEYS[name]: _samples_object(s) for name, s in found.times.items()},
-        "start_up_s": _start_up(found),
-        "ratio": found.times[TORCHREC].median_s / found.times[SEARCH].median_s,
-        "significant": _significant(found),
+        "times": {_KEYS[name]: _samples_object(s) for name, s in comparison.times.items()},
+        "start_up_s": _start_up(comparison),
+        "ratio": comparison.times[TORCHREC].median_s / comparison.times[SEARCH].median_s,
+        "significant": _significant(comparison),
         "plans": {
             "shardopt": ours,
-            "torchrec": theirs and {**theirs, "rating_ms": found.rating_ms},
+            "torchrec": theirs and {**theirs, "rating_ms": comparison.rating_ms},
         },
-        "machine": found.machine,
+        "machine": comparison.machine,
     }
-    return View(data, [*_times(found), *_plans(found)], _headlines(found))
+    return View(data, [*_times(comparison), *_plans(comparison)], _headlines(comparison))
 
 
 def _samples_object(samples: Samples) -> dict[str, Any]:
@@ -87,32 +87,32 @@ def _answer_object(answer: Answer) -> dict[str, Any] | None:
     }
 
 
-def _start_up(found: Comparison) -> float:
-    return found.times[COMMAND].median_s - found.times[SEARCH].median_s
+def _start_up(comparison: Comparison) -> float:
+    return comparison.times[COMMAND].median_s - comparison.times[SEARCH].median_s
 
 
-def _significant(found: Comparison) -> bool | None:
-    ours, theirs = found.times[SEARCH], found.times[TORCHREC]
+def _significant(comparison: Comparison) -> bool | None:
+    ours, theirs = comparison.times[SEARCH], comparison.times[TORCHREC]
     return None if len(ours.seconds) < 2 else not ours.overlaps(theirs)
 
 
-def _headlines(found: Comparison) -> list[Block]:
+def _headlines(comparison: Comparison) -> list[Block]:
     """The report under ``--quiet``: one line per planner."""
     lines: list[Block] = []
     for name, timed, answer in (
-        ("shardopt", SEARCH, found.ours),
-        ("torchrec", TORCHREC, found.theirs),
+        ("shardopt", SEARCH, comparison.ours),
+        ("torchrec", TORCHREC, comparison.theirs),
     ):
         prediction = answer.prediction
         plan = "no plan" if prediction is None else f"{ms(prediction.iteration_ms)} per iteration"
         doubt = ", which does not fit" if answer.fits is False else ""
-        lines.append(f"{name}: planned in {found.times[timed].median_s:.2f} s; {plan}{doubt}")
+        lines.append(f"{name}: planned in {comparison.times[timed].median_s:.2f} s; {plan}{doubt}")
     return lines
 
 
-def _times(found: Comparison) -> list[Block]:
-    """Seconds of each, what they say, and how far to trust them."""
-    rounds = len(found.times[SEARCH].seconds)
+def _times(comparison: Comparison) -> list[Block]:
+    """Show the seconds of each planner, their ratio, and how far to trust them."""
+    rounds = len(comparison.times[SEARCH].seconds)
     aside = f"median of {rounds} interleaved runs"
     rows = [
         (
@@ -121,37 +121,37 @@ def _times(found: Comparison) -> list[Block]:
             f"{min(samples.seconds):.2f} – {max(samples.seconds):.2f}",
             _WHAT[name],
         )
-        for name, samples in found.times.items()
+        for name, samples in comparison.times.items()
     ]
-    ratio = times(found.times[SEARCH].median_s / found.times[TORCHREC].median_s)
+    ratio = times(comparison.times[SEARCH].median_s / comparison.times[TORCHREC].median_s)
     faster = "as fast as" if ratio == "same" else f"{ratio} than"
-    doubt = " (their samples overlap: not significant)" if _significant(found) is False else ""
-    lost = rounds > 1 and found.times[COMMAND].overlaps(found.times[SEARCH])
-    start_up = "less than the spread" if lost else f"{_start_up(found):.2f} s"
-    unstable = [name for name, samples in found.times.items() if samples.stable is False]
-    load = found.machine["load_average"]
-    said = [
+    doubt = " (their samples overlap: not significant)" if _significant(comparison) is False else ""
+    lost = rounds > 1 and comparison.times[COMMAND].overlaps(comparison.times[SEARCH])
+    start_up = "less than the spread" if lost else f"{_start_up(comparison):.2f} s"
+    unstable = [name for name, samples in comparison.times.items() if samples.stable is False]
+    load = comparison.machine["load_average"]
+    notes = [
         f"The search is {faster} TorchRec's planner{doubt}; starting the command and writing its "
         f"result adds {start_up}."
     ]
     if unstable:
-        said.append(
+        notes.append(
             f"Unstable: the samples of {', '.join(unstable)} vary widely; measure on an idle "
             "machine, or repeat more often."
         )
     if isinstance(load, list):
-        said.append(f"Load average before: {load[0]:.2f} on {found.machine['cores']} cores.")
+        notes.append(f"Load average before: {load[0]:.2f} on {comparison.machine['cores']} cores.")
     return [
         Heading("Plan time", aside if rounds > 1 else "one sample, so the spread is unknown"),
         Grid(["<", ">s", "<min – max", "~what is timed"], rows),
-        *said,
+        *notes,
     ]
 
 
-def _plans(found: Comparison) -> list[Block]:
+def _plans(comparison: Comparison) -> list[Block]:
     rows = []
-    best = found.ours.prediction
-    for name, answer in (("shardopt", found.ours), ("torchrec", found.theirs)):
+    best = comparison.ours.prediction
+    for name, answer in (("shardopt", comparison.ours), ("torchrec", comparison.theirs)):
         prediction = answer.prediction
         if answer.plan is None or prediction is None or best is None:
             rows.append((name, "-", "found no plan", "-", "-", "-"))
@@ -161,25 +161,25 @@ def _plans(found: Comparison) -> list[Block]:
             (
                 name,
                 number(prediction.iteration_ms),
-                "" if answer is found.ours else ratio,
+                "" if answer is comparison.ours else ratio,
                 hbm_use(prediction.memory),
                 "yes" if answer.fits else "no",
                 type_mix(answer.plan),
             )
         )
-    gap = gap_of(found.result.best.iteration_ms, found.result.lower_bound_ms)
-    said = [] if gap is None else [f"shardopt's plan is {at_most(gap)} from optimal."]
-    if found.rating_ms is not None:
-        said.append(
-            f"TorchRec rates its own plan at {number(found.rating_ms)} ms: the largest sum of "
+    gap = gap_of(comparison.result.best.iteration_ms, comparison.result.lower_bound_ms)
+    notes = [] if gap is None else [f"shardopt's plan is {at_most(gap)} from optimal."]
+    if comparison.rating_ms is not None:
+        notes.append(
+            f"TorchRec rates its own plan at {number(comparison.rating_ms)} ms: the largest sum of "
             "shard costs on a rank, which is not an iteration time."
         )
-    if found.theirs.prediction is not None and not found.theirs.fits:
-        said.append(f"TorchRec's plan {misfit_text(found.theirs.prediction)}.")
+    if comparison.theirs.prediction is not None and not comparison.theirs.fits:
+        notes.append(f"TorchRec's plan {misfit_text(comparison.theirs.prediction)}.")
     kind = (
         "memory GiB"
-        if found.ours.prediction is None
-        else memory_title(found.ours.prediction.memory)
+        if comparison.ours.prediction is None
+        else memory_title(comparison.ours.prediction.memory)
     )
     columns = ["<planner", ">ms", "<", f">{kind}", "<fits", "~sharding"]
-    return [Heading("Plans", "both predicted by shardopt"), Grid(columns, rows), *said]
+    return [Heading("Plans", "both predicted by shardopt"), Grid(columns, rows), *notes]

@@ -34,7 +34,7 @@ def replay_view(result: Mapping[str, Any]) -> View:
 
 def _listed(title: str, lines: Iterable[str]) -> list[Block]:
     """The first of some lines under a title; nothing where there are none."""
-    found = [f"  {line}" for line in lines]
-    more = len(found) - LISTED
+    items = [f"  {line}" for line in lines]
+    more = len(items) - LISTED
     rest = [f"  and {more} more; the JSON output lists all"] if more > 0 else []
-    return [title, *found[:LISTED], *rest] if found else []
+    return [title, *items[:LISTED], *rest] if items else []

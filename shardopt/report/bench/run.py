@@ -40,11 +40,11 @@ def run_view(
         model, settings, sessions: as in the rows file.
         hardware: as given.
     """
-    found, reference = summaries(rows), reference_rounds(rows)
+    plans, reference = summaries(rows), reference_rounds(rows)
     data = {
         **picked(rows, "model", "settings", "sessions"),
         "rounds": len(rows.rounds),
-        "rows": [_row(item, paths[item.name], predicted[item.name]) for item in found],
+        "rows": [_row(item, paths[item.name], predicted[item.name]) for item in plans],
         "reference": {
             kernel: {"median_ms": statistics.median(rounds), "rounds_ms": rounds}
             for kernel, rounds in reference.items()
@@ -55,14 +55,14 @@ def run_view(
     count = f"{plural(len(rows.rounds), 'round')} of {rows.settings['block']} iterations"
     link = rows.settings.get("link_gbit_s")
     over = rows.settings["backend"] + ("" if link is None else f" over {link:g} Gbit/s")
-    several = len(found) > 1
+    several = len(plans) > 1
     columns = ["~plan", ">median", "<p10 – p90", ">rounds"]
-    columns += [*([f"<vs {found[0].name}"] if several else []), ">predicted", ">off by"]
-    cells = [_cells(item, predicted[item.name], several=several) for item in found]
+    columns += [*([f"<vs {plans[0].name}"] if several else []), ">predicted", ">off by"]
+    cells = [_cells(item, predicted[item.name], several=several) for item in plans]
     report: list[Block] = [
         Heading("Measured", f"ms per iteration on {over}, {count}"),
         Grid(columns, cells),
-        *run_words(rows, found),
+        *run_words(rows, plans),
         f"Predictions use profile {hardware}, which was not fitted on these samples. Absolute "
         "times drift with the machine, so ratios are the fairer test.",
     ]
@@ -97,27 +97,27 @@ def _cells(item: PlanSummary, prediction: Prediction, *, several: bool) -> list[
     return [*cells, number(value), f"{100 * (value / item.median_ms - 1):+.0f} %"]
 
 
-def run_words(rows: BenchRows, found: list[PlanSummary]) -> list[str]:
-    """What the table leaves out: whether to trust it."""
-    unstable = [item.name for item in found if item.stable is False]
-    said = ["All samples are stable by pyperf's rules."]
+def run_words(rows: BenchRows, plans: list[PlanSummary]) -> list[str]:
+    """Say how far to trust the measured table."""
+    unstable = [item.name for item in plans if item.stable is False]
+    notes = ["All samples are stable by pyperf's rules."]
     if unstable:
-        said = [
+        notes = [
             f"Unstable by pyperf's rules (deviation above 10 %, or a sample 50 % off): "
             f"{', '.join(unstable)}. Medians are shown; an idle machine or more rounds would help."
         ]
     for i, session in enumerate(rows.sessions, start=1):
         load = f"load average before: {session['load']:.2f}"
-        said.append(f"Session {i}: {warmup_words(session['warmup'])}; {load}.")
+        notes.append(f"Session {i}: {warmup_words(session['warmup'])}; {load}.")
     busy = [r["other_cores"] for r in rows.rounds if r["other_cores"] is not None]
     if max(busy, default=0.0) >= BUSY_CORES:
-        said.append(
+        notes.append(
             f"The machine was not idle: other work kept {statistics.median(busy):.2f} cores busy "
             f"in the median round and {max(busy):.2f} in the worst."
         )
     moved = {k: max(v) / min(v) - 1 for k, v in reference_rounds(rows).items()}
     parts = ", ".join(f"{k.replace('_', ' ')} {percent(v)}" for k, v in moved.items())
-    said.append(f"Reference kernels, slowest round against fastest: {parts}.")
+    notes.append(f"Reference kernels, slowest round against fastest: {parts}.")
     if len(rows.rounds) < 6:
-        said.append("With fewer than 6 rounds, no difference can be significant.")
-    return said
+        notes.append("With fewer than 6 rounds, no difference can be significant.")
+    return notes

@@ -24,17 +24,17 @@ def node(tag: str, *children: Child, **attributes: object) -> Element:
             or False is left out.
     """
     named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
-    made = Element(tag, {n: str(v) for n, v in named.items() if v is not None and v is not False})
+    root = Element(tag, {n: str(v) for n, v in named.items() if v is not None and v is not False})
     last: Element | None = None
     for child in children:
         if isinstance(child, Element):
-            made.append(child)
+            root.append(child)
             last = child
         elif last is None:
-            made.text = (made.text or "") + child
+            root.text = (root.text or "") + child
         else:
             last.tail = (last.tail or "") + child
-    return made
+    return root
 
 
 def text_of(document: Element) -> str:
@@ -50,13 +50,13 @@ def section(title: str, aside: str, *children: Child) -> Element:
 
 def sections(blocks: Iterable[Block]) -> list[Element]:
     """A section for every heading; a report begins with one."""
-    found: list[Element] = []
+    drawn: list[Element] = []
     for block in blocks:
         if isinstance(block, Heading):
-            found.append(section(block.title, block.aside))
+            drawn.append(section(block.title, block.aside))
         elif block:
-            found[-1].append(element(block))
-    return found
+            drawn[-1].append(element(block))
+    return drawn
 
 
 def prose(text: str) -> list[Child]:
@@ -83,20 +83,20 @@ def element(block: Block) -> Element:
     return node("p", *prose(block))
 
 
-def grid(given: Grid) -> Element:
+def grid(table: Grid) -> Element:
     """A table, whose rows are sorted by a click on a title if it has a name."""
-    columns = given.columns or ("<", "~")
+    columns = table.columns or ("<", "~")
     body = [
         node("tr", *(_cell(cell, title) for cell, title in zip(row, columns, strict=True)))
-        for row in given.rows
+        for row in table.rows
     ]
-    titles = [_title(title, bool(given.name)) for title in given.columns]
+    titles = [_title(title, bool(table.name)) for title in table.columns]
     return node(
         "table",
         *([node("thead", node("tr", *titles))] if titles else []),
         node("tbody", *body),
-        class_="sortable" if given.name else None,
-        id=given.name or None,
+        class_="sortable" if table.name else None,
+        id=table.name or None,
     )
 
 
@@ -105,9 +105,9 @@ def _title(title: str, sortable: bool) -> Element:
     return node("th", inside, scope="col", class_=_COLUMNS.get(title[0]))
 
 
-def _cell(given: str | Bar | Cell, title: str) -> Element:
-    shown = given.shown if isinstance(given, Cell) else given
-    value = given.value if isinstance(given, Cell) else None
+def _cell(content: str | Bar | Cell, title: str) -> Element:
+    shown = content.shown if isinstance(content, Cell) else content
+    value = content.value if isinstance(content, Cell) else None
     kind = _COLUMNS.get(title[0])
     if isinstance(shown, Bar):
         inside: list[Child] = [bar(shown)]
@@ -120,12 +120,12 @@ def _cell(given: str | Bar | Cell, title: str) -> Element:
     return node("td", *inside, class_=kind, data_value=None if value is None else f"{value:.9g}")
 
 
-def bar(given: Bar) -> Element:
+def bar(parts: Bar) -> Element:
     """Parts side by side on a track."""
     drawn = [
-        node("i", class_=_kind(kind), style=f"width:{100 * value / given.total:.3f}%", data_tip=tip)
-        for value, kind, tip in given.parts
-        if value > 0 and given.total > 0
+        node("i", class_=_kind(kind), style=f"width:{100 * value / parts.total:.3f}%", data_tip=tip)
+        for value, kind, tip in parts.parts
+        if value > 0 and parts.total > 0
     ]
     return node("div", *drawn, class_="bar")
 

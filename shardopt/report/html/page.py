@@ -51,12 +51,13 @@ MAX_OTHERS = 4
 
 def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]) -> str:
     """The page: needs no network and no other file, readable without scripts; names are escaped."""
-    given, device = explanation.given, setting.hardware.device
+    predicted, device = explanation.subject, setting.hardware.device
+    prediction = predicted.prediction
     head = node(
         "head",
         node("meta", charset="utf-8"),
         node("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        node("title", f"{setting.workload.name}: {given.name}"),
+        node("title", f"{setting.workload.name}: {predicted.name}"),
         node("style", _file("page.css")),
     )
     body = node(
@@ -65,18 +66,20 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
         *sections(
             [
                 *advice(explanation.advised, device),
-                *constraints(given.constraint_costs),
-                *constraints_words(given.constraint_costs),
+                *constraints(predicted.constraint_costs),
+                *constraints_words(predicted.constraint_costs),
                 *single_changes(explanation),
             ]
         ),
         *(sections(side_by_side(explanation.plans)) if explanation.others else ()),
         _breakdown(explanation),
-        section("Timeline", TIMELINE, timeline(given.prediction, given.plan.local_world_size)),
+        section(
+            "Timeline", TIMELINE, timeline(predicted.prediction, predicted.plan.local_world_size)
+        ),
         *sections(
             [
-                *ranks(given.prediction),
-                *critical_path(given.prediction),
+                *ranks(prediction),
+                *critical_path(prediction),
                 *what_if(explanation),
             ]
         ),
@@ -91,11 +94,11 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
 
 def _header(setting: Setting, explanation: Explanation) -> list[Element]:
     """The name, what is predicted for, the three answers, and what they rest on."""
-    given = explanation.given
-    answers = _time(given), _proved(explanation), _best_advice(explanation)
-    (_, tables), *others = setting_facts(setting).rows
-    facts = node("div", grid(Grid((), [("model", tables), *others])), class_="facts")
-    title = node("h1", setting.workload.name, " ", node("small", given.name))
+    predicted = explanation.subject
+    answers = _time(predicted), _proved(explanation), _best_advice(explanation)
+    (_, tables), *facts_below = setting_facts(setting).rows
+    facts = node("div", grid(Grid((), [("model", tables), *facts_below])), class_="facts")
+    title = node("h1", setting.workload.name, " ", node("small", predicted.name))
     return [title, facts, node("div", *answers, class_="answers"), _caveats(explanation)]
 
 
@@ -103,11 +106,11 @@ def _answer(title: str, figure: str, *lines: Element) -> Element:
     return node("article", node("h2", title), node("p", figure, class_="figure"), *lines)
 
 
-def _time(given: PredictedPlan) -> Element:
-    prediction = given.prediction
+def _time(predicted: PredictedPlan) -> Element:
+    prediction = predicted.prediction
     lines = [
         node("p", f"per iteration; 90 % interval {interval(prediction.interval_ms)} ms"),
-        node("p", type_mix(given.plan), class_="dim"),
+        node("p", type_mix(predicted.plan), class_="dim"),
     ]
     misfit = misfit_text(prediction)
     if misfit:
@@ -116,14 +119,14 @@ def _time(given: PredictedPlan) -> Element:
 
 
 def _proved(explanation: Explanation) -> Element:
-    """How far the plan is from the best one at most, or what is known instead."""
-    given = explanation.given
-    bound, best = given.bound_ms, next(iter(explanation.changes.found), None)
+    """Say how far the plan is from the best one at most, or what is known instead."""
+    predicted = explanation.subject
+    bound, best = predicted.bound_ms, next(iter(explanation.changes.helpful), None)
     tried = node("p", *prose(f"{explanation.changes.none_words}."), class_="dim")
     if best is not None:
-        share = percent(best.saving_ms / given.prediction.iteration_ms)
+        share = percent(best.saving_ms / predicted.prediction.iteration_ms)
         tried = node("p", f"The best single change of the plan saves {share}.", class_="dim")
-    gap = None if bound is None else gap_of(given.prediction.iteration_ms, bound)
+    gap = None if bound is None else gap_of(predicted.prediction.iteration_ms, bound)
     if bound is None or gap is None:
         why = (
             "The plan comes without a bound for this model and machine; `shardopt plan` finds one."
@@ -151,17 +154,17 @@ def _best_advice(explanation: Explanation) -> Element:
 
 
 def _caveats(explanation: Explanation) -> Element:
-    """What the prediction rests on; what may make it wrong is folded away below."""
-    given = explanation.given
-    based = prose(based_on(given.prediction))
+    """Say what the prediction rests on; what may make it wrong is folded away below."""
+    predicted = explanation.subject
+    based = prose(based_on(predicted.prediction))
     more = [
-        *(f"{doubt}." for doubt in given.doubts),
+        *(f"{doubt}." for doubt in predicted.doubts),
         *(f"{other.name}: {doubt}." for other in explanation.others for doubt in other.doubts),
         *deciding_lines(explanation.deciding),
         *(
-            one
-            for one in doubts(given.prediction)
-            if not isinstance(one, Line) or one.style != "red"
+            note
+            for note in doubts(predicted.prediction)
+            if not isinstance(note, Line) or note.style != "red"
         ),
     ]
     if not more:
@@ -172,7 +175,7 @@ def _caveats(explanation: Explanation) -> Element:
 
 def _breakdown(explanation: Explanation) -> Element:
     """The critical path as one bar, in words and by phase."""
-    prediction = explanation.given.prediction
+    prediction = explanation.subject.prediction
     parts = [
         (part, phase, f"{phase_words(phase)}\n{ms(part)}")
         for phase, part in prediction.breakdown.items()
@@ -180,7 +183,7 @@ def _breakdown(explanation: Explanation) -> Element:
     words = [node("li", *prose(sentence)) for sentence in in_words(explanation)]
     return section(
         "Where the time goes",
-        f"{explanation.given.name}, along its critical path",
+        f"{explanation.subject.name}, along its critical path",
         bar(Bar(parts, prediction.iteration_ms)),
         node("ul", *words),
         *map(element, breakdown(prediction)),
@@ -234,20 +237,25 @@ def _footer(setting: Setting, versions: Mapping[str, str]) -> Element:
 
 def plan_section(setting: Setting, explanation: Explanation) -> Element:
     """The table of the explained plan, which sorts and filters, and what differs in the others."""
-    given, others = explanation.given, explanation.others[:MAX_OTHERS]
+    predicted, further = explanation.subject, explanation.others[:MAX_OTHERS]
     workload = setting.workload
     columns = ["<table", ">rows", ">dim", ">ids/sample", "<type", "<kernel", ">shards", "~ranks"]
-    columns += [">weights", ">forward ms", ">backward ms", *(f"~in {one.name}" for one in others)]
-    differing = [_differing(given.plan, other.plan) for other in others]
+    columns += [
+        ">weights",
+        ">forward ms",
+        ">backward ms",
+        *(f"~in {plan.name}" for plan in further),
+    ]
+    differing = [_differing(predicted.plan, other.plan) for other in further]
     rows = []
     for key, table in zip(workload.keys, workload.tables, strict=True):
-        row = _row(key, table, given.plan.tables[key], *explanation.table_times[key])
-        rows.append([*row, *(found.get(key, "same") for found in differing)])
+        row = _row(key, table, predicted.plan.tables[key], *explanation.table_times[key])
+        rows.append([*row, *(sharding_of.get(key, "same") for sharding_of in differing)])
     aside = f"{plural(len(rows), 'table')}; times of a table's shards alone, on the slowest rank"
     if len(explanation.others) > MAX_OTHERS:
         aside += f", with the first {MAX_OTHERS} of {len(explanation.others)} other plans"
     drawn = element(Grid(columns, rows, name=PLAN_TABLE))
-    return section("Plan", aside, _filters(given.plan), drawn)
+    return section("Plan", aside, _filters(predicted.plan), drawn)
 
 
 def _filters(plan: ShardingPlan) -> Element:
@@ -287,10 +295,12 @@ def _row(
 
 def _differing(plan: ShardingPlan, other: ShardingPlan) -> dict[str, str]:
     """Table -> its sharding in another plan, where that differs."""
-    found = {}
+    shardings = {}
     for diff in table_diffs(plan, other):
         if diff.b is not None:
             by_column = len({shard.offset[1] for shard in diff.b.shards}) > 1
             split = f" of {diff.b.shards[0].size[1]} columns" if by_column else ""
-            found[diff.table] = f"{diff.b.sharding_type.short}{split} on {ranks_text(diff.b.ranks)}"
-    return found
+            shardings[diff.table] = (
+                f"{diff.b.sharding_type.short}{split} on {ranks_text(diff.b.ranks)}"
+            )
+    return shardings

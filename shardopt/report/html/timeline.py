@@ -22,7 +22,7 @@ OPENED = 2
 COMPUTE = "compute"
 """The lane that stands for a rank."""
 MAX_SPANS = 8000
-"""More would make a browser pause; the longest are drawn."""
+"""Most bars that are drawn, the longest: more would make a browser pause."""
 LANE_PX = 18
 LABELLED = 0.004
 """Bars of at least this share of the iteration carry their name, where it fits."""
@@ -48,21 +48,21 @@ class Span:
 
     @property
     def duration_ms(self) -> float:
-        """How long it lasts within the period."""
+        """Duration in ms within the period."""
         return self.end_ms - self.start_ms
 
 
 def spans(prediction: Prediction) -> list[Span]:
-    """What runs within the last period of the steady state, which the critical path fills.
+    """List the spans of the last period of the steady state, filled by the critical path.
 
-    The host runs ahead: what it issues for iterations that were not simulated is the last one's, a
-    period later each.
+    The host runs ahead: its work for iterations that were not simulated is that of the last one,
+    shifted by a period each.
     """
     graph, steps = prediction.graph, prediction.timeline.steps
     period = prediction.iteration_ms
     origin = float(prediction.timeline.finish_ms[0]) - period
     ranks = range(graph.world_size)
-    found = []
+    drawn = []
     for step, path, later in (
         *((step, prediction.critical_path, 0) for step in steps[-KEPT:]),
         *((steps[-1], (), later) for later in range(1, KEPT)),
@@ -70,8 +70,8 @@ def spans(prediction: Prediction) -> list[Span]:
         for event in step_events(graph, step, path, origin - later * period, ranks):
             span = _span(event, period)
             if span is not None:
-                found.append(span)
-    return found
+                drawn.append(span)
+    return drawn
 
 
 def _span(event: Event, period_ms: float) -> Span | None:
@@ -111,10 +111,12 @@ def timeline(prediction: Prediction, local_world_size: int) -> Element:
     opened = sorted(path, key=lambda rank: (-path[rank], rank))[:OPENED]
     rows = [_ruler(period)]
     rows += [_rank(r, lanes[r], period, opened=r in opened) for r in ranks if r in first]
-    others = [rank for rank in ranks if rank not in first]
-    if others:
-        summary = node("summary", f"{plural(len(others), 'more rank')}: {ranks_text(others)}")
-        folded = [_rank(rank, lanes[rank], period) for rank in others]
+    folded_ranks = [rank for rank in ranks if rank not in first]
+    if folded_ranks:
+        summary = node(
+            "summary", f"{plural(len(folded_ranks), 'more rank')}: {ranks_text(folded_ranks)}"
+        )
+        folded = [_rank(rank, lanes[rank], period) for rank in folded_ranks]
         rows.append(node("details", summary, *folded, class_="others"))
     left_out = len(all_spans) - len(drawn)
     notes = (
@@ -167,21 +169,21 @@ def _rank(
     rank: int, lanes: Sequence[tuple[str, list[Span]]], period: float, *, opened: bool = False
 ) -> Element:
     """The compute lane of a rank; a click unfolds the others."""
-    kept = [lane for lane in lanes if lane[0] == COMPUTE] or lanes[:1]
-    others = [lane for lane in lanes if lane not in kept]
-    summary = [_row(rank, name, found, period, first=True) for name, found in kept]
-    folded = [_row(rank, name, found, period) for name, found in others]
+    compute = [lane for lane in lanes if lane[0] == COMPUTE] or lanes[:1]
+    folded_lanes = [lane for lane in lanes if lane not in compute]
+    summary = [_row(rank, name, lane_spans, period, first=True) for name, lane_spans in compute]
+    folded = [_row(rank, name, lane_spans, period) for name, lane_spans in folded_lanes]
     return node(
         "details", node("summary", *summary), *folded, class_="rank", open="" if opened else None
     )
 
 
 def _row(
-    rank: int, lane: str, found: Sequence[Span], period: float, *, first: bool = False
+    rank: int, lane: str, lane_spans: Sequence[Span], period: float, *, first: bool = False
 ) -> Element:
     who = node("b", f"rank {rank}") if first else ""
     label = node("span", who, " ", node("span", lane), class_="lane")
-    bars = [_bar(span, period) for span in found]
+    bars = [_bar(span, period) for span in lane_spans]
     svg = node("svg", *bars, height=LANE_PX, role="img", aria_label=f"rank {rank}, {lane}")
     return node("div", label, svg, class_="row")
 

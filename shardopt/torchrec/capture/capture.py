@@ -118,17 +118,19 @@ Event = OpCall | Gradient | Lookup | LookupBackward
 Parts = tuple[list[Event], list[Event], list[Event]]
 Made = tuple[tuple[Size, ...], tuple[SizedOperand, ...], tuple[tuple[SizedEvent, ...], ...]]
 BATCH_STEPS = (0, 192, 576, 1344)
-"""What is added to the batch size; multiples of 64, so that what divides the batch divides it."""
+"""Additions to the batch size; multiples of 64, so that divisors of the batch divide them."""
 MOST_IDS = 100_000
 
 
 def _names(features: Mapping[str, Sequence[str]]) -> dict[str, Keys]:
     """Names of numbers of ids: one a feature, then one for all of a module and one for all."""
-    each = [((module, feature),) for module, of in features.items() for feature in of]
-    modules = [tuple((module, f) for f in of) for module, of in features.items() if len(of) > 1]
+    each = [((module, feature),) for module, names in features.items() for feature in names]
+    modules = [
+        tuple((module, f) for f in names) for module, names in features.items() if len(names) > 1
+    ]
     first: dict[str, tuple[str, str]] = {}
-    for module, of in features.items():
-        for feature in of:
+    for module, names in features.items():
+        for feature in names:
             first.setdefault(feature, (module, feature))
     everything = (
         [tuple(first.values())] if len(first) > 1 and tuple(first.values()) not in modules else []
@@ -211,18 +213,18 @@ def _part(number: int, marks: Mapping[str, int], event: Any) -> int:
 
 
 def _operands(event: Event) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
-    """What an event reads, and what it makes."""
+    """Return the operands that an event reads, and those it makes."""
     gradients = getattr(event, "gradients", ())
     return getattr(event, "inputs", gradients), getattr(event, "outputs", ())
 
 
 def _shape_of(parts: Parts) -> list[Any]:
-    """What must be the same in all captures."""
+    """Return the parts of a capture that do not depend on its numbers of samples and ids."""
     return [
         (
             type(e),
             getattr(e, "name", ""),
-            [[(o.storage, len(o.shape)) for o in of] for of in _operands(e)],
+            [[(o.storage, len(o.shape)) for o in operands] for operands in _operands(e)],
         )
         for part in parts
         for e in part
@@ -241,8 +243,8 @@ class _Sized:
         """Storages, resident operands and the three parts."""
         resident = tuple(self._operand((operand,)) for operand in first.resident)
         parts = tuple(
-            tuple(self._event(events) for events in zip(*of, strict=True))
-            for of in zip(*self.steps, strict=True)
+            tuple(self._event(events) for events in zip(*aligned, strict=True))
+            for aligned in zip(*self.steps, strict=True)
         )
         count = 1 + max(self.storages, default=-1)
         return tuple(self.storages.get(n, 0) for n in range(count)), resident, parts
@@ -253,13 +255,15 @@ class _Sized:
             kind = EventKind.GRADIENT
             return SizedEvent(kind, "", elements=event.elements, item_bytes=event.item_bytes)
         sides = list(zip(*map(_operands, events), strict=True))
-        given, made = (tuple(self._operand(of) for of in zip(*s, strict=True)) for s in sides)
+        inputs, outputs = (
+            tuple(self._operand(side) for side in zip(*s, strict=True)) for s in sides
+        )
         if isinstance(event, OpCall):
             freed = tuple(sorted(event.freed))
             kind, name = EventKind.OP, event.name
-            return SizedEvent(kind, name, given, made, freed, event.mutates, path=event.path)
+            return SizedEvent(kind, name, inputs, outputs, freed, event.mutates, path=event.path)
         kind = EventKind.LOOKUP if isinstance(event, Lookup) else EventKind.LOOKUP_BACKWARD
-        return SizedEvent(kind, event.module, given, made)
+        return SizedEvent(kind, event.module, inputs, outputs)
 
     def _operand(self, operands: tuple[Operand, ...]) -> SizedOperand:
         if operands not in self.operands:
@@ -282,17 +286,17 @@ class _Sized:
             self._size([o.offset for o in operands]),
         )
 
-    def _sizes(self, of: Sequence[tuple[int, ...]]) -> tuple[Size, ...]:
-        return tuple(self._size(values) for values in zip(*of, strict=True))
+    def _sizes(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Size, ...]:
+        return tuple(self._size(values) for values in zip(*shapes, strict=True))
 
     def _size(self, values: Iterable[int]) -> Size:
         all_values: Values = tuple(values)
         if self.fit is None or len(all_values) == 1:
             return all_values[0]
-        found = self.fit.size(all_values)
-        if found is None:
+        size = self.fit.size(all_values)
+        if size is None:
             raise _NoExpressionError
-        return found
+        return size
 
 
 class _NoExpressionError(Exception):
@@ -369,15 +373,15 @@ def capture_dense(
             }
             fit = SizeFit({BATCH: tuple(n.batch_size for n in numbers), **by_name})
     try:
-        made, scales = _Sized(steps if fit else steps[:1], fit).made(first), fit is not None
+        sized, scales = _Sized(steps if fit else steps[:1], fit).made(first), fit is not None
     except _NoExpressionError:
-        made, scales = _Sized(steps[:1], None).made(first), False
-    storages, resident, (forward, backward, step) = made
+        sized, scales = _Sized(steps[:1], None).made(first), False
+    storages, resident, (forward, backward, step) = sized
     captured = CapturedProgram(
         module=type(module).__name__,
         batch_size=batch_size,
         scales=scales,
-        features={name: tuple(of) for name, of in features.items()},
+        features={name: tuple(feature_names) for name, feature_names in features.items()},
         ids=names if scales else {},
         storages=storages,
         resident=resident,

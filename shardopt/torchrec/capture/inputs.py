@@ -1,4 +1,4 @@
-"""What a module's forward is given in a capture: fake tensors of any batch size.
+"""Inputs of a module's forward in a capture: fake tensors of any batch size.
 
 Made after the user's example, or from the features where forward says what it takes.
 """
@@ -41,7 +41,7 @@ class Numbers(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """What forward is called with."""
+    """Positional and named arguments of a call of forward."""
 
     positional: tuple[Any, ...]
     named: dict[str, Any]
@@ -65,9 +65,9 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
         if each.values().device.type != "meta":
             # counted while its lengths can be read, and kept by it
             each.length_per_key()
-    seen = _Seen(int(keyed[0].stride()) if keyed else batch_size)
+    example_batch = _ExampleBatch(int(keyed[0].stride()) if keyed else batch_size)
     tensors = dense_tensors(example)
-    if not keyed and not any(seen.axis(tensor.shape) is not None for tensor in tensors):
+    if not keyed and not any(example_batch.axis(tensor.shape) is not None for tensor in tensors):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors[:5]) or "no tensors"
         raise InputError(
             "example_inputs holds no KeyedJaggedTensor and no tensor with an axis of the batch, "
@@ -75,61 +75,61 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
         )
 
     def make(numbers: Numbers) -> Arguments:
-        made = _changed(example, lambda tensor: seen.grown(tensor, numbers))
-        if isinstance(made, dict) and set(made) <= set(_parameters(module)):
-            return Arguments((), made)
-        return Arguments(tuple(made) if isinstance(made, tuple | list) else (made,), {})
+        inputs = _changed(example, lambda tensor: example_batch.grown(tensor, numbers))
+        if isinstance(inputs, dict) and set(inputs) <= set(_parameters(module)):
+            return Arguments((), inputs)
+        return Arguments(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
 
     return make
 
 
-def _changed(given: Any, change: Callable[[Any], Any]) -> Any:
+def _changed(example: Any, change: Callable[[Any], Any]) -> Any:
     """A batch, a list, a mapping or an object of the user's, with its tensors of all kinds
     changed."""
-    if isinstance(given, torch.Tensor | KeyedJaggedTensor | JaggedTensor | KeyedTensor):
-        return change(given)
-    if isinstance(given, Mapping):
-        return {key: _changed(value, change) for key, value in given.items()}
-    if isinstance(given, tuple | list):
-        items = [_changed(item, change) for item in given]
-        return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
-    if hasattr(given, "__dict__") and not isinstance(given, type | nn.Module):
-        found = copy.copy(given)
-        for name, value in vars(given).items():
-            object.__setattr__(found, name, _changed(value, change))
-        return found
-    return given
+    if isinstance(example, torch.Tensor | KeyedJaggedTensor | JaggedTensor | KeyedTensor):
+        return change(example)
+    if isinstance(example, Mapping):
+        return {key: _changed(value, change) for key, value in example.items()}
+    if isinstance(example, tuple | list):
+        items = [_changed(item, change) for item in example]
+        return type(example)(*items) if hasattr(example, "_fields") else type(example)(items)
+    if hasattr(example, "__dict__") and not isinstance(example, type | nn.Module):
+        changed = copy.copy(example)
+        for name, value in vars(example).items():
+            object.__setattr__(changed, name, _changed(value, change))
+        return changed
+    return example
 
 
-def tensors_in(given: Any) -> list[Any]:
-    """Of all kinds, in order."""
-    found: list[Any] = []
-    _changed(given, found.append)
-    return found
+def tensors_in(value: Any) -> list[Any]:
+    """List the tensors in a value, of all kinds and in order."""
+    tensors: list[Any] = []
+    _changed(value, tensors.append)
+    return tensors
 
 
-def dense_tensors(given: Any) -> list[torch.Tensor]:
-    """The tensors in what forward is given, but for ids and their weights."""
-    return [tensor for tensor in tensors_in(given) if isinstance(tensor, torch.Tensor)]
+def dense_tensors(value: Any) -> list[torch.Tensor]:
+    """Return the plain tensors among forward's inputs; ids and their weights are left out."""
+    return [tensor for tensor in tensors_in(value) if isinstance(tensor, torch.Tensor)]
 
 
-class _Seen:
-    """An example whose batch has so many samples."""
+class _ExampleBatch:
+    """Example inputs and the number of samples in their batch."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
 
-    def grown(self, given: Any, numbers: Numbers) -> Any:
+    def grown(self, tensor: Any, numbers: Numbers) -> Any:
         """A tensor at other numbers, as a fake one."""
         size = numbers.batch_size
-        if isinstance(given, torch.Tensor):
-            return torch.empty(self._shape(given.shape, size), dtype=given.dtype)
-        if isinstance(given, KeyedJaggedTensor):
-            return self._keyed(given, numbers)
-        if isinstance(given, JaggedTensor):
-            return self._jagged(given, size)
-        values = self.grown(given.values(), numbers)
-        return KeyedTensor(list(given.keys()), list(given.length_per_key()), values)
+        if isinstance(tensor, torch.Tensor):
+            return torch.empty(self._shape(tensor.shape, size), dtype=tensor.dtype)
+        if isinstance(tensor, KeyedJaggedTensor):
+            return self._keyed(tensor, numbers)
+        if isinstance(tensor, JaggedTensor):
+            return self._jagged(tensor, size)
+        values = self.grown(tensor.values(), numbers)
+        return KeyedTensor(list(tensor.keys()), list(tensor.length_per_key()), values)
 
     def axis(self, shape: Sequence[int]) -> int | None:
         """The one that grows with the batch."""
@@ -138,21 +138,21 @@ class _Seen:
         return next((at for at, n in enumerate(shape) if n == self.batch), None)
 
     def _shape(self, shape: Sequence[int], size: int) -> list[int]:
-        found, axis = list(shape), self.axis(shape)
+        resized, axis = list(shape), self.axis(shape)
         if axis is not None:
-            found[axis] = found[axis] // self.batch * size
-        return found
+            resized[axis] = resized[axis] // self.batch * size
+        return resized
 
-    def _keyed(self, given: KeyedJaggedTensor, numbers: Numbers) -> KeyedJaggedTensor:
-        keys = list(given.keys())
-        counts = dict(zip(keys, given.length_per_key_or_none() or [], strict=False))
+    def _keyed(self, tensor: KeyedJaggedTensor, numbers: Numbers) -> KeyedJaggedTensor:
+        keys = list(tensor.keys())
+        counts = dict(zip(keys, tensor.length_per_key_or_none() or [], strict=False))
         ids = {key: self._each(counts.get(key, 0), numbers.batch_size) for key in keys}
-        weights = given.weights_or_none()
+        weights = tensor.weights_or_none()
         return keyed_jagged(
             {key: numbers.ids.get(key, count) for key, count in ids.items()},
             numbers.batch_size,
-            values=given.values().dtype,
-            lengths=given.lengths().dtype,
+            values=tensor.values().dtype,
+            lengths=tensor.lengths().dtype,
             weights=None if weights is None else weights.dtype,
         )
 
@@ -160,8 +160,8 @@ class _Seen:
         """Ids of a feature that no table has: as many a sample, in whole numbers."""
         return max(1, round(count / self.batch)) * size
 
-    def _jagged(self, given: JaggedTensor, size: int) -> JaggedTensor:
-        values, weights = given.values(), given.weights_or_none()
+    def _jagged(self, tensor: JaggedTensor, size: int) -> JaggedTensor:
+        values, weights = tensor.values(), tensor.weights_or_none()
         count = self._each(values.shape[0], size)
         return JaggedTensor(
             values=torch.empty(count, *values.shape[1:], dtype=values.dtype),
@@ -231,27 +231,32 @@ def from_features(module: nn.Module, features: Mapping[str, Sequence[str]]) -> M
             return keyed(every, numbers)
         if kind == dict[str, KeyedJaggedTensor]:
             # by the name that a module has where it is held
-            return {path.rpartition(".")[2]: keyed(of, numbers) for path, of in features.items()}
+            return {
+                path.rpartition(".")[2]: keyed(feature_names, numbers)
+                for path, feature_names in features.items()
+            }
         if dataclasses.is_dataclass(kind):
             hints = typing.get_type_hints(kind)
-            fields = {field: made(field, of, numbers) for field, of in hints.items()}
+            fields = {
+                field: made(field, feature_names, numbers) for field, feature_names in hints.items()
+            }
             return typing.cast(Any, kind)(**fields)
-        what = getattr(kind, "__name__", None) or "something that has no annotation"
+        annotation = getattr(kind, "__name__", None) or "something that has no annotation"
         raise InputError(
-            f"forward of {type(module).__name__} takes '{name}' ({what}), which cannot be made "
-            f"from the features; {ADVICE}"
+            f"forward of {type(module).__name__} takes '{name}' ({annotation}), which "
+            f"cannot be made from the features; {ADVICE}"
         )
 
-    wanted = {
+    arguments = {
         name: kind
         for name, (kind, optional) in _parameters(module).items()
         if not optional or kind in (torch.Tensor, KeyedJaggedTensor)
     }
 
     def make(numbers: Numbers) -> Arguments:
-        return Arguments((), {name: made(name, kind, numbers) for name, kind in wanted.items()})
+        return Arguments((), {name: made(name, kind, numbers) for name, kind in arguments.items()})
 
-    make(Numbers(1, dict.fromkeys(every, 1)))  # so that what cannot be made is told at once
+    make(Numbers(1, dict.fromkeys(every, 1)))  # fail early where an input cannot be made
     return make
 
 
@@ -261,9 +266,9 @@ def _parameters(module: nn.Module) -> dict[str, tuple[Any, bool]]:
         hints = typing.get_type_hints(module.forward)
     except (NameError, TypeError, AttributeError):
         hints = {}
-    found = {}
+    parameters = {}
     for name, parameter in inspect.signature(module.forward).parameters.items():
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             optional = parameter.default is not parameter.empty
-            found[name] = (hints.get(name), optional)
-    return found
+            parameters[name] = (hints.get(name), optional)
+    return parameters

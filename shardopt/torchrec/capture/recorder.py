@@ -53,7 +53,7 @@ class RecordedCall:
 
 @dataclass
 class Recording:
-    """What a recorder has seen, of one step.
+    """Ops and events of one recorded step.
 
     Args:
         calls: in program order.
@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """What runs within is not noted."""
+        """Leave out the ops that run within."""
         self.paused = True
         try:
             yield
@@ -100,10 +100,10 @@ class Recorder(TorchDispatchMode):
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> tuple[Operand, ...]:
         """Tensors that outlive the step."""
-        kept = self.operands(list(tensors))
+        resident = self.operands(list(tensors))
         self.resident |= {key: number for key, (_, number) in self.live.items()}
         self.live.clear()
-        return kept
+        return resident
 
     def mark(self, part: str) -> None:
         """A part of the step starts here."""
@@ -131,13 +131,13 @@ class Recorder(TorchDispatchMode):
             self._note_freed()
         op = self.under_way = str(func._schema.name.removeprefix("aten::"))
         path = self.path_now()
-        given = self.operands((args, kwargs))
+        inputs = self.operands((args, kwargs))
         result = func(*args, **kwargs)
         # foreach and fused ops give nothing back, but write into their lists
-        made = self.operands(_written(func, args, kwargs) if result is None else result)
-        # what a lookup's backward was the last to read is gone after the op that follows it
+        outputs = self.operands(_written(func, args, kwargs) if result is None else result)
+        # memory that a lookup's backward read last is freed after the op that follows it
         mutates = func._schema.is_mutable
-        call = OpCall(_name(func, op, args, kwargs), given, made, self.gone, mutates, path)
+        call = OpCall(_name(func, op, args, kwargs), inputs, outputs, self.gone, mutates, path)
         self.gone = ()
         self.recording.calls.append(RecordedCall(call, op))
         return result
@@ -148,8 +148,8 @@ class Recorder(TorchDispatchMode):
         return tuple(self._operand(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
     def _note_freed(self) -> None:
-        gone = [key for key, (storage, _) in self.live.items() if storage.expired()]
-        self.gone += tuple(self.live.pop(key)[1] for key in gone)
+        freed = [key for key, (storage, _) in self.live.items() if storage.expired()]
+        self.gone += tuple(self.live.pop(key)[1] for key in freed)
         done = len(self.recording.calls)
         events = self.recording.events
         if self.gone and done and not (events and events[-1][0] == done):
@@ -189,8 +189,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
 
 
 def _by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    given = zip(func._schema.arguments, args, strict=False)
-    return {argument.name: value for argument, value in given} | dict(kwargs)
+    positional = zip(func._schema.arguments, args, strict=False)
+    return {argument.name: value for argument, value in positional} | dict(kwargs)
 
 
 def _name(func: Any, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -81,15 +81,15 @@ def _why(error: Exception, recorder: Recorder) -> str:
     ways = f"other ways in: {OTHER_WAYS}"
     part = list(recorder.recording.marks or {"forward": 0})[-1]
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        what = "depends on the values of its input, and a capture computes none"
+        problem = "depends on the values of its input, and a capture computes none"
     elif isinstance(error, UnsupportedOperatorException | NotImplementedError):
-        what = "has no kernel for fake tensors; register one with torch.library.register_fake"
+        problem = "has no kernel for fake tensors; register one with torch.library.register_fake"
     else:
         reason = " ".join(str(error).split())[:_LONGEST]
-        what = f"fails: {type(error).__name__}: {reason}"
+        problem = f"fails: {type(error).__name__}: {reason}"
         ways = f"other ways in: example_inputs= with a batch that the module can run, {OTHER_WAYS}"
     at = f" at {where}" if where else f" in the {part}"
-    return f"the module cannot be captured: {f'op {op}' if op else 'it'}{at} {what}; {ways}"
+    return f"the module cannot be captured: {f'op {op}' if op else 'it'}{at} {problem}; {ways}"
 
 
 def _user_line(trace: TracebackType | None) -> str:
@@ -137,28 +137,28 @@ def fake_copy(module: nn.Module, stubs: Mapping[nn.Module, nn.Module]) -> nn.Mod
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout != torch.strided:
-        made = torch.empty(tensor.shape, dtype=tensor.dtype)
+        fake = torch.empty(tensor.shape, dtype=tensor.dtype)
     else:
-        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
-def _tensors(value: Any, seen: set[int], depth: int = 0) -> Iterator[torch.Tensor]:
-    """All tensors that a module holds, but for those of children that were seen."""
+def _tensors(value: Any, visited: set[int], depth: int = 0) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a module, but for those of children visited before."""
     if isinstance(value, torch.Tensor):
         yield value
         return
     if isinstance(value, nn.Module):
-        if id(value) in seen:
+        if id(value) in visited:
             return
-        seen.add(id(value))
+        visited.add(id(value))
         value, depth = vars(value), 0
     inner = value.values() if isinstance(value, Mapping) else value
     if depth < DEEPEST and isinstance(value, Mapping | list | tuple):
         for item in inner:
-            yield from _tensors(item, seen, depth + 1)
+            yield from _tensors(item, visited, depth + 1)
 
 
 Shapes = list[tuple[int, int]]
@@ -202,17 +202,17 @@ class EmbeddingSource(nn.Module):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """What else the model asks the module for, such as its configs."""
+        """Return another attribute that the model reads, such as the module's configs."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.__dict__["whole"], name)
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
-        """As the module's own: a `KeyedTensor`, or a `JaggedTensor` a feature."""
+        """Return a module's own kind of output: a `KeyedTensor`, or a `JaggedTensor` a feature."""
         with self.recorder.pause():
-            given = self._pooled(features) if self.pooled else self._sequences(features)
-        return (given, None) if self.remaps else given
+            output = self._pooled(features) if self.pooled else self._sequences(features)
+        return (output, None) if self.remaps else output
 
     def _pooled(self, features: KeyedJaggedTensor) -> KeyedTensor:
         widths = [width for _, _, width in self.keys]
@@ -220,8 +220,10 @@ class EmbeddingSource(nn.Module):
         return KeyedTensor([key for key, _, _ in self.keys], widths, values)
 
     def _sequences(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        known = features.length_per_key_or_none()
-        counts = self.ids if known is None else dict(zip(features.keys(), known, strict=True))
+        lengths_by_key = features.length_per_key_or_none()
+        counts = self.ids
+        if lengths_by_key is not None:
+            counts = dict(zip(features.keys(), lengths_by_key, strict=True))
         shapes = [(counts[feature], width) for _, feature, width in self.keys]
         lengths = torch.empty(features.stride(), dtype=features.lengths().dtype)
         return {
@@ -235,10 +237,10 @@ class EmbeddingSource(nn.Module):
 
     def _made(self, shapes: Shapes) -> tuple[torch.Tensor, ...]:
         anchor = torch.empty(0, requires_grad=True)
-        made: tuple[torch.Tensor, ...] = _Looked.apply(self, shapes, anchor)
+        outputs: tuple[torch.Tensor, ...] = _Looked.apply(self, shapes, anchor)
         if self.name is not None:
-            self.recorder.note(Lookup(self.name, self.recorder.operands(made)))
-        return made
+            self.recorder.note(Lookup(self.name, self.recorder.operands(outputs)))
+        return outputs
 
 
 class _Looked(torch.autograd.Function):
@@ -256,8 +258,8 @@ class _Looked(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         stub = ctx.stub
         if stub.name is not None:
-            found = [gradient for gradient in gradients if gradient is not None]
-            stub.recorder.note(LookupBackward(stub.name, stub.recorder.operands(found)))
+            present = [gradient for gradient in gradients if gradient is not None]
+            stub.recorder.note(LookupBackward(stub.name, stub.recorder.operands(present)))
         return None, None, None
 
 
@@ -274,13 +276,13 @@ LOUD = ("torch._subclasses.fake_tensor", "torch.fx._symbolic_trace")
 
 @dataclass(frozen=True)
 class Step:
-    """What was recorded.
+    """A recorded step.
 
     Args:
         resident: parameters and buffers.
         state_bytes: of the optimizer.
         loss: how it was found in what the module gives back.
-        input_elements: of the tensors that forward is given, but for ids.
+        input_elements: of forward's input tensors, ids left out.
     """
 
     recording: Recording
@@ -318,9 +320,9 @@ class ModulePaths:
         return path
 
     def _enter(self, path: str) -> Callable[[nn.Module, Any], None]:
-        return lambda module, given: self.running.append(path)
+        return lambda module, inputs: self.running.append(path)
 
-    def _leave(self, module: nn.Module, given: Any, made: Any) -> None:
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.running.pop()
 
 
@@ -361,8 +363,8 @@ def record_step(
             recorder.path_now = ModulePaths(copied).now
         arguments = inputs(numbers)
         resident = recorder.keep([*copied.parameters(), *copied.buffers()])
-        given = dense_tensors(tuple(arguments))
-        recorder.keep(given)
+        dense_inputs = dense_tensors(tuple(arguments))
+        recorder.keep(dense_inputs)
         parameters = [p for p in copied.parameters() if p.requires_grad]
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(recorder.gradient)
@@ -384,46 +386,46 @@ def record_step(
         states = tree_leaves(list(stepped.state.values())) if stepped is not None else []
         state_bytes = sum(s.nbytes for s in states if isinstance(s, torch.Tensor))
     # labels, one a sample, are no features
-    elements = sum(t.numel() for t in given if t.is_floating_point() and t.dim() > 1)
+    elements = sum(t.numel() for t in dense_inputs if t.is_floating_point() and t.dim() > 1)
     return Step(recorder.recording, resident, state_bytes, how, elements)
 
 
-def _optimizer(module: nn.Module, asked: DenseOptimizer, gpu: bool) -> torch.optim.Optimizer | None:
-    given = dict(in_backward_optimizer_filter(module.named_parameters()))
-    used = [parameter for parameter in given.values() if parameter.grad is not None]
+def _optimizer(module: nn.Module, kind: DenseOptimizer, gpu: bool) -> torch.optim.Optimizer | None:
+    parameters = dict(in_backward_optimizer_filter(module.named_parameters()))
+    used = [parameter for parameter in parameters.values() if parameter.grad is not None]
     if not used:
         return None
-    made: torch.optim.Optimizer = (
-        DENSE_OPTIMIZERS[asked](used, lr=0.01) if isinstance(asked, str) else asked(used)
+    built: torch.optim.Optimizer = (
+        DENSE_OPTIMIZERS[kind](used, lr=0.01) if isinstance(kind, str) else kind(used)
     )
     # what PyTorch takes for CUDA tensors where nobody asks (`_default_to_fused_or_foreach`); the
     # fakes are of the CPU, for which it takes the loop
-    for group in made.param_groups if gpu else ():
+    for group in built.param_groups if gpu else ():
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
-    return made
+    return built
 
 
-def name_of_optimizer(asked: DenseOptimizer) -> str:
+def name_of_optimizer(optimizer: DenseOptimizer) -> str:
     """The one of `DENSE_OPTIMIZERS` that is asked for, or whose states are as many.
 
     Raises:
         InputError: there is none.
     """
-    known = [*DENSE_OPTIMIZERS.items(), ("adam", torch.optim.AdamW)]
-    made = asked([nn.Parameter(torch.empty(0))]) if callable(asked) else None
-    for name, kind in known:
-        if asked == name or isinstance(made, kind):
+    names = [*DENSE_OPTIMIZERS.items(), ("adam", torch.optim.AdamW)]
+    built = optimizer([nn.Parameter(torch.empty(0))]) if callable(optimizer) else None
+    for name, kind in names:
+        if optimizer == name or isinstance(built, kind):
             return name
     raise InputError(
-        f"dense_optimizer is {asked if made is None else type(made).__name__!r}; allowed are "
+        f"dense_optimizer is {optimizer if built is None else type(built).__name__!r}; allowed are "
         f"{', '.join(DENSE_OPTIMIZERS)}, or what makes a torch.optim SGD, Adagrad, Adam or AdamW "
         "of a list of parameters, such as functools.partial(torch.optim.AdamW, fused=True)"
     )
 
 
 def find_loss(outputs: Any) -> tuple[torch.Tensor | None, str]:
-    """What the backward starts from, and how it was found.
+    """Return the tensor that the backward starts from, and how it was found.
 
     A scalar is the loss; so is the first of a tuple, as TorchRec's train wrappers give it. Else
     the sum of all float outputs stands for it.
@@ -431,22 +433,22 @@ def find_loss(outputs: Any) -> tuple[torch.Tensor | None, str]:
     first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
     if isinstance(first, torch.Tensor) and first.requires_grad and first.numel() == 1:
         return first.sum() if first.dim() else first, GIVEN
-    found = [t if isinstance(t, torch.Tensor) else t.values() for t in tensors_in(outputs)]
-    floats = [t for t in found if t.requires_grad and t.is_floating_point()]
+    tensors = [t if isinstance(t, torch.Tensor) else t.values() for t in tensors_in(outputs)]
+    floats = [t for t in tensors if t.requires_grad and t.is_floating_point()]
     if not floats:
         return None, "none: no output of forward has a gradient"
     return torch.stack([t.float().sum() for t in floats]).sum(), "the sum of forward's outputs"
 
 
 @contextlib.contextmanager
-def _fused_attention(wanted: bool) -> Iterator[None]:
+def _fused_attention(fused: bool) -> Iterator[None]:
     """Leave dropout out of attention, which would be taken apart into products and a softmax."""
     original = functional.scaled_dot_product_attention
 
     def attend(
         q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, *more: Any, **named: Any
     ) -> Any:
-        return original(q, k, v, mask, 0.0 if wanted else dropout, *more, **named)
+        return original(q, k, v, mask, 0.0 if fused else dropout, *more, **named)
 
     with mock.patch.object(functional, "scaled_dot_product_attention", attend):
         yield
@@ -472,31 +474,31 @@ autocast_mode.h, AT_FORALL_FP32; losses are on both lists)."""
 
 
 @contextlib.contextmanager
-def _as_on_gpu(wanted: bool) -> Iterator[None]:
+def _as_on_gpu(gpu: bool) -> Iterator[None]:
     """Let ``torch.autocast("cuda")`` of the user's model count, though the fakes are of the CPU;
-    if wanted, autocast also leaves in fp32 what it does there."""
+    if ``gpu``, autocast also leaves the same ops in fp32 as there."""
     kind = torch.amp.autocast_mode.autocast
     original = kind.__init__
 
     def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
-    kept = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")
     try:
-        for name in FP32_ON_GPUS if wanted else ():
+        for name in FP32_ON_GPUS if gpu else ():
             packet, _, overload = name.partition(".")
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            kept.impl(name, partial(_in_fp32, op), "AutocastCPU")
+            library.impl(name, partial(_in_fp32, op), "AutocastCPU")
         with mock.patch.object(kind, "__init__", init):
             yield
     finally:
-        del kept  # and with it what it registered
+        del library  # and with it what it registered
 
 
 def _in_fp32(op: Any, *args: Any, **kwargs: Any) -> Any:
-    def whole(given: Any) -> Any:
-        low = isinstance(given, torch.Tensor) and given.dtype in (torch.bfloat16, torch.float16)
-        return given.float() if low else given
+    def whole(value: Any) -> Any:
+        low = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+        return value.float() if low else value
 
     with torch.autocast("cpu", enabled=False):
         return op(*tree_map(whole, args), **tree_map(whole, kwargs))

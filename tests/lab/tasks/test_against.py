@@ -58,7 +58,7 @@ def test_both_planners_plans_theirs_first(a_set: TaskSet) -> None:
     assert list(plans)[-2:] == ["random_1", "random_2"]
     assert workload == a_model()
     times = {
-        name: predict(workload, a_set.ranks, a_set.made.profile, plan).iteration_ms
+        name: predict(workload, a_set.ranks, a_set.calibration.profile, plan).iteration_ms
         for name, plan in plans.items()
     }
     assert times[OURS] <= min(times.values()) * (1 + MOST_TOLERANCE)
@@ -78,7 +78,7 @@ def test_the_shipped_profiles_plan_stands_once(
 
     monkeypatch.setattr(against, "_search", searched)
     assert SHIPPED not in draw_task(3, a_set, "shapes", 2)[1]
-    assert used == [a_set.made.profile.name, load_hardware(BASE).name]
+    assert used == [a_set.calibration.profile.name, load_hardware(BASE).name]
 
 
 def test_a_model_that_torchrec_cannot_place_is_refused(

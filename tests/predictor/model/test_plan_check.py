@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from predictor.errors import PlanError
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, TablePlan
+from predictor.model.plan import SERVED, ComputeKernel, Shard, ShardingPlan, TablePlan
 from predictor.model.plan import ShardingType as T
-from predictor.model.plan_check import match_plan
-from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
+from predictor.model.plan_check import (
+    RuntimeSetting,
+    find_runtime_problem,
+    in_torchrec_order,
+    match_plan,
+)
+from tests.builders import a_table, a_topology, a_workload, plan_of, sharded, table_wise
 
 
 def test_what_does_not_fit_the_model_is_named() -> None:
@@ -34,3 +39,14 @@ def test_what_does_not_fit_the_model_is_named() -> None:
     found = message(replace(good, tables={**good.tables, "cat_0": outside}))
     assert found == "table 'cat_0' has a shard on rank 2; ranks are 0 to 1"
     assert match_plan(workload, topology, good) == tuple(good.tables.values())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in T if kind is not T.GRID_SHARD])
+def test_inference_runs_the_types_of_its_sharders(kind: T) -> None:
+    workload, topology = a_workload(a_table("t")), a_topology(2)
+    kernel = ComputeKernel.DENSE if kind is T.DATA_PARALLEL else ComputeKernel.FUSED
+    plan = in_torchrec_order(sharded(workload, topology, kind, kernel)[0])
+    setting = RuntimeSetting((100_000, 64), "sum", 2, 2, "cuda")
+    assert find_runtime_problem(plan, setting) is None
+    served = find_runtime_problem(plan, replace(setting, training=False))
+    assert (served is None) == (kind in SERVED)

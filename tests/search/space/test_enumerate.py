@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from predictor.errors import InfeasibleError, InputError, PlanError
 from predictor.model.memory.caches import plan_sharing_bytes
 from predictor.model.memory.ranks import plan_memory, shard_memory
-from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
+from predictor.model.plan import SERVED, ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.plan_check import check_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, Table, Workload
@@ -44,6 +44,14 @@ def space_of(topology: Topology, device: str = "cuda", **constraints: object) ->
 
 def labels(space: Space, table: int = 0) -> set[str]:
     return {o.label for o in space.options[table]}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("pooling", ["sum", "none"])
+def test_inference_has_the_types_of_its_sharders(device: str, pooling: str) -> None:
+    workload = replace(a_workload(a_table(pooling=pooling)), training=False)
+    (options,) = enumerate_space(workload, hosts(4, 2), device).options
+    assert {o.sharding_type for o in options} == {*SERVED}
 
 
 tables = st.builds(

@@ -107,7 +107,7 @@ def test_a_scenario_file_has_weights_and_factors(tmp_path: Path) -> None:
         ' {"name": "b", "weight": 0.75}]}'
     )
     found = read_scenarios(path, CPU, {})
-    assert [(one.name, one.weight, dict(one.factors)) for one in found.given] == [
+    assert [(one.name, one.weight, dict(one.factors)) for one in found.from_file] == [
         ("a", 0.25, {"gemm": 2.0}),
         ("b", 0.75, {}),
     ]

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from predictor.model.workload import Constraints, DcnV2, DenseArch, MeasuredDens
 from shardopt.api.answer import plan
 from shardopt.api.request import PlanRequest
 from shardopt.config import load_model, read_model
+from shardopt.config.write import model_text
 from tests.builders import a_workload
 
 MODELS = Path(__file__).parents[3] / "configs" / "models"
@@ -48,6 +50,43 @@ def test_a_good_file_becomes_the_workload_it_describes(
     assert (second.module, second.optimizer, second.constraints) == ("seq", "adam", Constraints())
     assert second.features[0].distribution == Uniform()
     assert second.features[1].distribution == ReuseHistogram(100, (0.5, 0.5))
+
+
+def test_inference_is_not_trained_and_survives_writing(
+    write: Callable[[str], Path], good: str
+) -> None:
+    text = good.replace("schema: 1", "schema: 1\nmode: inference").replace(
+        "data_type: fp16", "data_type: int4"
+    )
+    workload, notes, _ = read_model(write(text))
+    assert (workload.training, workload.tables[1].data_type, notes) == (False, "int4", [])
+    again = load_model(write(model_text(workload), "again.yaml"))
+    assert replace(again, sha256="") == replace(workload, sha256="")
+    assert load_model(write(good)).training
+
+
+@pytest.mark.parametrize(
+    ("mode", "data_type", "optimizer", "told"),
+    [
+        ("training", "int8", "adam", 1),
+        ("training", "nfp8", "adam", 1),
+        ("training", "nfp8", "exact_row_wise_adagrad", 0),
+        ("training", "bf16", "adam", 0),
+        ("inference", "int8", "adam", 0),
+        ("inference", "bf16", "adam", 1),
+        ("inference", "nfp8", "exact_row_wise_adagrad", 1),
+    ],
+)
+def test_types_that_fbgemm_does_not_take_are_told(
+    write: Callable[[str], Path], good: str, mode: str, data_type: str, optimizer: str, told: int
+) -> None:
+    text = good.replace("schema: 1", f"schema: 1\nmode: {mode}")
+    text = text.replace("data_type: fp16", f"data_type: {data_type}")
+    workload, notes, _ = read_model(
+        write(text.replace("optimizer: adam", f"optimizer: {optimizer}", 1))
+    )
+    assert workload.tables[1].data_type == data_type
+    assert len(notes) == told
 
 
 def test_batch_size_overrides_and_may_then_be_left_out(

@@ -29,7 +29,7 @@ def test_the_best_changes_share_no_table_and_save_what_a_prediction_says() -> No
     problem, plan = lopsided()
     before = predicted(problem, plan).prediction.iteration_ms
     result = changes_of(problem, plan)
-    found = result.found
+    found = result.helpful
     assert len(found) == MAX_CHANGES
     for change in found:
         changed = replace(plan, tables={**plan.tables, **change.tables})
@@ -48,7 +48,7 @@ def test_nothing_helps_a_plan_that_is_alone() -> None:
     problem = a_problem(tables(1000), world=1)
     plan = solve(problem, Stop(effort=0.01), 0).best.plan
     found = changes_of(problem, plan)
-    assert found.found == ()
+    assert found.helpful == ()
     assert found.none_words
 
 
@@ -61,7 +61,7 @@ def test_a_plan_the_search_would_not_make_can_be_changed() -> None:
     plan = replace(plan, tables={**plan.tables, "t0": halves})
     found = changes_of(problem, plan)
     assert found.tried > 0
-    assert found.found
+    assert found.helpful
 
 
 def test_a_cache_of_another_size_counts_as_given() -> None:
@@ -72,14 +72,14 @@ def test_a_cache_of_another_size_counts_as_given() -> None:
         parameters={"cache_params": {"load_factor": 0.01}},
     )
     plan = replace(plan, tables={**plan.tables, "t0": cached})
-    assert "t0" in changes_of(problem, plan).found[0].tables
+    assert "t0" in changes_of(problem, plan).helpful[0].tables
 
 
 def test_where_nothing_fits_nothing_is_tried() -> None:
     problem, plan = lopsided()
     small = Topology.uniform(4, hbm_bytes=MIB, ddr_bytes=MIB)
     found = changes_of(replace(problem, topology=small), plan)
-    assert (found.tried, found.found) == (0, ())
+    assert (found.tried, found.helpful) == (0, ())
     assert "memory" in found.none_words
 
 
@@ -93,7 +93,7 @@ def test_constraints_that_leave_one_sharding_are_the_reason_and_not_memory(room:
     problem = replace(problem, topology=Topology.uniform(4, hbm_bytes=room, ddr_bytes=MIB))
     plan = solve(problem, Stop(effort=0.01), 0).best.plan
     found = changes_of(problem, plan)
-    assert (found.tried, found.found) == (0, ())
+    assert (found.tried, found.helpful) == (0, ())
     assert "constraints" in found.reason
     assert "memory" not in found.reason
 
@@ -110,5 +110,5 @@ def test_tables_that_fit_nowhere_else_are_not_changed_for_memory() -> None:
     topology = replace(Topology.uniform(2, hbm_bytes=0, ddr_bytes=MIB), hbm_cap_bytes=caps)
     problem = replace(problem, topology=topology)
     found = changes_of(problem, whole(problem, [0, 1]))
-    assert (found.tried, found.found) == (0, ())
+    assert (found.tried, found.helpful) == (0, ())
     assert "memory" in found.reason

@@ -36,7 +36,7 @@ def test_random_plans_are_explained(
     before = [predicted(problem, plan) for plan in plans]
     explanation = explain_plan(problem, before)
     iteration_ms = before[0].prediction.iteration_ms
-    for change in explanation.changes.found:
+    for change in explanation.changes.helpful:
         assert change.words
         assert change.iteration_ms + change.saving_ms == pytest.approx(iteration_ms)
     for item in explanation.what_if:

@@ -59,7 +59,7 @@ def test_ops_without_schema_or_values_are_named(traces: Path, tmp_path: Path) ->
     path = edited(traces / "rank0.et.json", damage)
     made = generate([path], tmp_path / "b")
     # a root for each of 7 parameters, and the convolution
-    assert made.left == 8
+    assert made.ops_left_out == 8
     said = "\n".join(made.notes)
     assert "aten::sqrt: 7 left out: not the schema of an op" in said
     assert "aten::conv2d: 1 left out" in said

@@ -123,7 +123,7 @@ def test_a_table_that_dynamicembs_planner_places_is_left_to_it(
     )
     plan = made.plan(Model(bag("d", 200_000_000, 64), bag("b")), SHARDERS)
     assert set(plan.plan["ebc"]) == {"d", "b"}
-    assert set(made.found.left) == {("ebc", "d")}
+    assert set(made.found.unpredicted) == {("ebc", "d")}
     assert "dynamicemb's own planner" in caplog.text
 
 
@@ -148,7 +148,7 @@ def test_a_key_value_table_is_planned_with_its_caches(
         kernel,
         told["a"].key_value_params,
     )
-    assert not made.found.left
+    assert not made.found.unpredicted
     assert made.found.plan.tables["a"].store_caches == (8.0, 2.0)
     assert "key-value tables ('a')" in caplog.text
     ours = from_torchrec(plan, model, world_size=4, local_world_size=4)

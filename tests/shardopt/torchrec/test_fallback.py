@@ -138,7 +138,7 @@ def test_a_tie_keeps_torchrecs_plan(caplog: pytest.LogCaptureFixture) -> None:
     plan = made.plan(model, SHARDERS)
     assert made.found is not None
     assert made.found.torchrecs is not None
-    assert made.found.torchrecs.kept
+    assert made.found.torchrecs.returned
     assert str(plan) == torchrecs(model, **given)
     assert "this is TorchRec's plan" in caplog.text
 

@@ -470,9 +470,16 @@ def test_types_that_are_priced_as_another_are_told() -> None:
     config = torchrec.EmbeddingBagConfig(
         name="t", num_embeddings=10_000, embedding_dim=64, feature_names=["f"]
     )
-    for kind, told in ((DataType.FP16, 0), (DataType.INT8, 1)):
+    for kind, told in (
+        (DataType.FP16, 0),
+        (DataType.INT8, 1),
+        (DataType.NFP8, 0),
+        (DataType.INT2, 1),
+    ):
         config.data_type = kind
         module = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
-        tables = [a_table("t")]
+        tables = [
+            a_table("t", data_type=kind.value.lower() if kind is not DataType.INT2 else "fp16")
+        ]
         said = [line for line in not_priced(module, tables) if "'t'" in line]
         assert len(said) == told

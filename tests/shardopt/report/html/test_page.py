@@ -78,7 +78,7 @@ def test_nothing_is_loaded_from_anywhere(text: str) -> None:
 def test_every_table_and_every_group_of_constants_has_a_row(text: str) -> None:
     setting, explanation = nasty()
     words = read(text).texts
-    for key in explanation.given.plan.tables:
+    for key in explanation.subject.plan.tables:
         assert key in words
     for group in setting.hardware.groups:
         assert group in words
@@ -97,7 +97,7 @@ def test_the_same_page_every_time(text: str) -> None:
 
 
 def test_bars_stay_in_the_period_and_on_their_lane_one_follows_the_other() -> None:
-    prediction = nasty()[1].given.prediction
+    prediction = nasty()[1].subject.prediction
     by_lane: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for span in spans(prediction):
         assert 0 <= span.start_ms < span.end_ms <= prediction.iteration_ms
@@ -109,7 +109,7 @@ def test_bars_stay_in_the_period_and_on_their_lane_one_follows_the_other() -> No
 
 def test_a_period_holds_every_operation_once() -> None:
     """A steady state also shows work that the host issues for later iterations."""
-    prediction = nasty()[1].given.prediction
+    prediction = nasty()[1].subject.prediction
     ran: dict[str, float] = {}
     for span in spans(prediction):
         if span.rank == 1 and span.kind.startswith("p-"):
@@ -177,7 +177,7 @@ def test_of_a_rank_one_lane_is_shown_but_for_the_worst(
 
 
 def test_of_a_path_over_many_ranks_those_it_is_on_for_longest_are_open() -> None:
-    prediction = nasty()[1].given.prediction
+    prediction = nasty()[1].subject.prediction
     long, *_ = sorted(prediction.critical_path, key=lambda one: -one.duration_ms)
     path = [replace(long, rank=rank, end_ms=long.start_ms + 1 + rank) for rank in range(4)]
     drawn = timeline(replace(prediction, critical_path=tuple(path)), 4)
@@ -197,9 +197,9 @@ def test_the_three_answers_come_first_and_advice_is_the_first_section(text: str)
 @pytest.mark.parametrize(("bound", "share"), [(0.5, "100 %"), (1.0, "none")])
 def test_the_second_answer_is_the_proved_gap(bound: float, share: str) -> None:
     setting, explanation = nasty()
-    given = explanation.given
+    given = explanation.subject
     proved = replace(given, bound_ms=bound * given.prediction.iteration_ms)
-    body = body_of(page(setting, replace(explanation, given=proved), VERSIONS))
+    body = body_of(page(setting, replace(explanation, subject=proved), VERSIONS))
     unknown = body_of(page(setting, explanation, VERSIONS))
     figures, without = (
         [figure.text or "" for figure in classed(one, "p", "figure")] for one in (body, unknown)
@@ -211,8 +211,8 @@ def test_the_second_answer_is_the_proved_gap(bound: float, share: str) -> None:
 
 def test_no_markup_is_raw_and_doubts_are_folded_away(text: str) -> None:
     setting, explanation = nasty()
-    given = replace(explanation.given, doubts=("run `shardopt plan` again",))
-    body = body_of(page(setting, replace(explanation, given=given), VERSIONS))
+    given = replace(explanation.subject, doubts=("run `shardopt plan` again",))
+    body = body_of(page(setting, replace(explanation, subject=given), VERSIONS))
     assert not any("`" in words for words in body.itertext())
     (notes,) = classed(body, "details", "caveats")
     assert notes.get("open") is None
