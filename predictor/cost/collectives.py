@@ -178,7 +178,7 @@ class Level:
 
 
 def all_to_all(size: Array, levels: Sequence[Level]) -> Array:
-    """Time an all-to-all: each level carries the bytes whose receivers it joins, all at once."""
+    """Price an all-to-all: each level carries the bytes whose receivers it joins, all at once."""
     total = levels[-1].outer
     times = []
     for level in levels:
@@ -198,7 +198,7 @@ def all_to_all(size: Array, levels: Sequence[Level]) -> Array:
 
 
 def hierarchical(op: Op, size: Array, levels: Sequence[Level]) -> Array:
-    """Time pipelined levels, each of which sees ``1/inner`` of the buffer per rank."""
+    """Price pipelined levels, each of which sees ``1/inner`` of the buffer per rank."""
     latency = sum(level.latency_ms for level in levels) + levels[-1].crossings_ms
     return np.asarray(latency + _hierarchical_transfer(op, size, levels))
 
@@ -216,7 +216,7 @@ def _hierarchical_transfer(op: Op, size: Array, levels: Sequence[Level]) -> Arra
 
 
 def ring_or_tree(op: Op, size: Array, levels: Sequence[Level], rings: Array | None = None) -> Array:
-    """Time a ring or a tree, whichever is faster.
+    """Price a ring or a tree, whichever is faster.
 
     An all-reduce may also use the reduction of a switch within a domain.
 
@@ -239,7 +239,7 @@ def ring_or_tree(op: Op, size: Array, levels: Sequence[Level], rings: Array | No
 
 
 def _messages_of_heads(size: Array, top: Level) -> Array:
-    """Time the hosts' messages in a tree over domains whose switches add up."""
+    """Price the hosts' messages in a tree over domains whose switches add up."""
     past_nic = size * (_sends(top) / min(top.inner, SWITCH_HEADS))
     return top.messages_ms(past_nic, tree_chunk_mib(top.ranks))
 
@@ -264,7 +264,7 @@ def _pipelined(latency: float, over_hosts: Array, transfer: Array, fill: float) 
 
 
 def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
-    """Time a ring: the bus bytes of all ranks flow past each link."""
+    """Price a ring: the bus bytes of all ranks flow past each link."""
     ranks, first = levels[-1].outer, levels[0]
     bus_bytes = size * bus_factor(op, ranks)
     transfers, latency, over_hosts = [], 0.0, np.zeros_like(size)
@@ -284,7 +284,7 @@ def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
 
 
 def _tree(size: Array, levels: Sequence[Level]) -> Array:
-    """Time a tree all-reduce over domains that reduce and spread within."""
+    """Price a tree all-reduce over domains that reduce and spread within."""
     *inner, top = levels
     ways = _sends(top)
     transfer = transfer_ms(top.curve, size * (ways / top.inner), top.ranks)

@@ -60,7 +60,7 @@ def products_ms(
 
 
 def _vector_ms(hw: HardwareProfile, m: Array, n: Array, k: Array, dtype: str) -> Array:
-    """Time a product with a vector, or of two (cuBLAS' gemv, and kernels for a depth of 1)."""
+    """Price a product with a vector, or of two (cuBLAS' gemv, and kernels for a depth of 1)."""
     gemm, item = hw.gemm, DATA_BYTES[dtype]
     moving = (item * (m * k + k * n) + RESULT_BYTES[dtype] * m * n) / hw.streaming
     writing = units.us(1e-3 * gemm.outer_ns_per_element) * m * n * (k == 1)
@@ -205,7 +205,7 @@ def tensor_times(
     count: float = 1,
     layout: str = "nn",
 ) -> Array:
-    """Time batches of ``count`` products in ms by the tensor-core kernels of a data type.
+    """Price batches of ``count`` products in ms by the tensor-core kernels of a data type.
 
     Args:
         device: SMs, and achieved HBM bandwidth in bytes/ms.

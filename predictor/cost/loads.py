@@ -398,7 +398,7 @@ def _sharing_ms(load: Array) -> Array:
 
 
 def _sorting_ms(load: Array, group: LookupGroup, hardware: HardwareProfile) -> Array:
-    """Time the sort passes beyond those that the tables would need one by one, in ms."""
+    """Price the sort passes beyond those that the tables would need one by one, in ms."""
     pass_ms = lookup_model(hardware).sort_pass_ms(
         weighted=group.weighted, pooled=group.pooling != "none"
     )

@@ -194,7 +194,7 @@ def _linear(
 
 
 def update(prior: Array, shares: Array, ratios: Array, noise: Array) -> tuple[Array, Array]:
-    """Mean ``[factors]`` and covariance of logarithms of factors, given measurements.
+    """Return mean ``[factors]`` and covariance of logarithms of factors, given measurements.
 
     Args:
         prior: standard deviations ``[factors]`` around zero, independent.

@@ -46,13 +46,13 @@ SPREAD_BYTES = {False: 8, True: 4}
 
 
 def ids_ms(hw: HardwareProfile, ids: Array, *, backward: bool) -> Array:
-    """Passes over so many ids that a rank looks up, in their shape, in ms."""
+    """Price the passes over the ids that a rank looks up in ms, in their shape."""
     per_id = RETURN_BYTES if backward else RANGE_BYTES + WEIGH_BYTES
     gathers = us(1e-3 * hw.elementwise.gather_ns_per_element) * (1 + backward)
     return ids * (per_id / hw.streaming + gathers)
 
 
 def spread_ms(hw: HardwareProfile, outputs: float, *, backward: bool) -> float:
-    """The parameters' sum added to so many elements of outputs, or the way back, in ms."""
+    """Price adding the parameters' sum to ``outputs`` elements, or its backward, in ms."""
     small = (SPREAD_OPS[backward] - 1) * us(hw.elementwise.floor_us)
     return small + float(memory_ms(hw, SPREAD_BYTES[backward] * outputs))

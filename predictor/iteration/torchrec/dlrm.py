@@ -482,7 +482,7 @@ class DlrmBuilder:
         return [Dep(self._add(name, MOVE_IDS, cost_ms, deps=after, active=exchange.active))]
 
     def _ids_ms(self, exchange: Exchange, backward: bool) -> Array:
-        """Time the work of a feature processor that grows with the ids, ``[plans, ranks]``."""
+        """Price the work of a feature processor that grows with the ids, ``[plans, ranks]``."""
         hw = self.hardware
         time = exchange.cost(lambda n: ids_ms(hw, n, backward=backward), _column(Load.IDS))
         if backward:

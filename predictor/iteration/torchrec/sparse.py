@@ -151,7 +151,7 @@ class Exchange:
         return np.asarray(model(size(self.total)))
 
     def permute_ms(self) -> Array:
-        """Time reordering the local ids before the exchange; row splits also bucketize them."""
+        """Price reordering the local ids before the exchange; row splits also bucketize them."""
         model = self._bucketize_ms if self.sharding_type in ROW_SPLITS else self._reorder_ms
         ids_ms = self.cost(model, _mean_id_bytes) + self._unique_ms()
         if self.sharding_type in ROW_SPLITS:
@@ -180,7 +180,7 @@ class Exchange:
         return np.asarray(shards > 0, dtype=np.float64)[:, None]
 
     def _unique_ms(self) -> Array:
-        """Time finding the distinct ids of the local batch, ``[plans, 1]``.
+        """Price the search for the distinct ids of the local batch, ``[plans, 1]``.
 
         `jagged_unique_indices` of FBGEMM numbers the ids over all tables, sorts them with their
         places by all 64 bits (`at::_unique`, UniqueCub.cu) and writes distinct and inverse ids.
@@ -196,12 +196,12 @@ class Exchange:
         return memory_ms(self.hardware, 2 * size)
 
     def _bucketize_ms(self, size: Array) -> Array:
-        """Time putting ids into the buckets of their row blocks, then in the order of ranks."""
+        """Price putting ids into the buckets of their row blocks, then in the order of ranks."""
         each = units.us(1e-3 * self.hardware.elementwise.bucketize_ns_per_id)
         return np.asarray(memory_ms(self.hardware, 4 * size) + each * size / INDEX_BYTES)
 
     def splits_ms(self, exchanges: ArrayLike = 1.0) -> Array:
-        """Time the small all-to-all that announces to every rank how much it will receive.
+        """Price the small all-to-all that announces to every rank how much it will receive.
 
         Args:
             exchanges: number of exchanges it serves, ``[plans, 1]``; pipelines fuse all of them.
@@ -211,7 +211,7 @@ class Exchange:
         return np.asarray(self.collectives.all_to_all(size, scope="world"))
 
     def ids_ms(self) -> Array:
-        """Time sending lengths, ids and any weights: one all-to-all each."""
+        """Price sending lengths, ids and any weights: one all-to-all each."""
         sent = {Load.BAGS: LENGTH_BYTES, Load.IDS: INDEX_BYTES, Load.WEIGHTED_IDS: OUTPUT_BYTES}
         model = partial(self.collectives.all_to_all, scope="world")
         time = np.zeros(1)
@@ -229,7 +229,7 @@ class Exchange:
         return 2 + (self.weighted and (not self.processed or self.sharding_type in ROW_SPLITS))
 
     def recat_ms(self) -> Array:
-        """Time reordering received or local ids by feature, ``[plans, ranks]``."""
+        """Price reordering received or local ids by feature, ``[plans, ranks]``."""
         moving = self.cost(
             partial(memory_ms, self.hardware),
             lambda load: (
@@ -240,7 +240,7 @@ class Exchange:
         return moving + self.cost(lambda bags: bag_ms * bags, lambda load: load[..., Load.BAGS])
 
     def forward_ms(self, group: int) -> Array:
-        """Time the fused lookup, ``[plans, ranks]``; ranks without a shard launch none."""
+        """Price the fused lookup, ``[plans, ranks]``; ranks without a shard launch none."""
         floor_ms = self.lookups.forward_floor_ms()
         if not self.hardware.inline:
             floor_ms += LOOKUP_KERNELS * units.us(self.hardware.elementwise.floor_us)
@@ -249,7 +249,7 @@ class Exchange:
         return self._lookup(group, Load.FORWARD_MS, floor_ms)
 
     def backward_ms(self, group: int) -> Array:
-        """Time the backward of the fused lookup with its optimizer, ``[plans, ranks]``."""
+        """Price the backward of the fused lookup with its optimizer, ``[plans, ranks]``."""
         return self._lookup(group, Load.BACKWARD_MS, self.lookups.backward_floor_ms())
 
     def prefetch_ms(self, group: int) -> Array:
@@ -313,7 +313,7 @@ class Exchange:
         return Transfer(f"{self.name}.{name}", scope, cost)
 
     def pack_ms(self, group: int, *, backward: bool) -> Array:
-        """Time the copies of a fused lookup for the output distribution, ``[plans, ranks]``.
+        """Price the copies of a fused lookup for the output distribution, ``[plans, ranks]``.
 
         Outputs are copied into the send buffer of an all-to-all; gradients are divided by the
         number of ranks in place (`All2All_Pooled_Req`, `ReduceScatterBase_Req` in comm_ops.py).
@@ -326,7 +326,7 @@ class Exchange:
         return np.asarray(COPY_PASSES * OUTPUT_BYTES * outputs / self.hardware.streaming)
 
     def unpack_ms(self, shared: Mask, *, backward: bool) -> Array:
-        """Time a rank's copies of the outputs it received, or of their gradient, ``[plans, 1]``.
+        """Price a rank's copies of the outputs it received, or of their gradient, ``[plans, 1]``.
 
         An all-to-all's outputs are concatenated by rank; their gradients are made contiguous and
         concatenated (`All2All_Pooled_Wait`). Columns of a table are put together
@@ -374,7 +374,7 @@ class Exchange:
         return not self.pooled or self.sharding_type is not ShardingType.ROW_WISE
 
     def gradient_sync_ms(self) -> Array:
-        """Time the all-reduce of data-parallel tables' dense gradients, ``[plans, 1]``.
+        """Price the all-reduce of data-parallel tables' dense gradients, ``[plans, 1]``.
 
         A fused lookup holds its tables in one parameter (FBGEMM's dense TBE), and DDP never
         splits a parameter over buckets: all of it leaves at once.
@@ -383,7 +383,7 @@ class Exchange:
         return self.cost(model, busiest(Load.GRADIENTS, OUTPUT_BYTES))
 
     def optimizer_ms(self, model: CostModel) -> Array:
-        """Time the dense optimizer on tables with dense gradients, ``[plans, ranks]``.
+        """Price the dense optimizer on tables with dense gradients, ``[plans, ranks]``.
 
         Args:
             model: takes elements, not bytes.
