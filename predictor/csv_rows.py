@@ -38,7 +38,7 @@ class ParsedRows(Generic[T]):
 
 
 def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) -> ParsedRows[T]:
-    """Every row of a CSV file, parsed; a row is one line.
+    """Parse every row of a CSV file; a row is one line.
 
     Args:
         columns: that the file must have.
@@ -54,7 +54,7 @@ def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) ->
 def parse_table(
     path: Path, text: str, columns: Sequence[str], parse: Callable[[Row], T]
 ) -> ParsedRows[T]:
-    """As `read_table`, of the text of a file that has been read."""
+    """Parse the text of a CSV file; see `read_table`."""
     every = ((number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1))
     lines = [(number, line) for number, line in every if line and not line.startswith("#")]
     if not lines:
@@ -71,20 +71,20 @@ def parse_table(
                 near = did_you_mean(column, header)
                 wrong = f"no column '{column}'{near}; it has {', '.join(header)}"
             raise InputError(f"{path}:{number}: {wrong}")
-    found: ParsedRows[T] = ParsedRows()
+    parsed: ParsedRows[T] = ParsedRows()
     for number, line in lines[1:]:
         try:
             cells = _cells(line)
             if len(cells) != len(header):
                 raise ValueError(f"has {len(cells)} columns, the header has {len(header)}")
-            found.rows.append(parse(dict(zip(header, cells, strict=True))))
+            parsed.rows.append(parse(dict(zip(header, cells, strict=True))))
         except ValueError as error:
-            found.problems.append(f"{path.name}:{number}: {error}")
-    return found
+            parsed.problems.append(f"{path.name}:{number}: {error}")
+    return parsed
 
 
 def skipped_lines(problems: Sequence[str]) -> list[str]:
-    """A line with the number of rows left out, then one for each; no lines if there are none."""
+    """Return a line with the number of rows left out, then one for each; no lines if none are."""
     head = [f"rows left out that cannot be read: {len(problems)}"] if problems else []
     return head + [f"    {text}" for text in problems]
 
@@ -97,7 +97,7 @@ def _cells(line: str) -> list[str]:
 
 
 def number(row: Row, column: str) -> float:
-    """A number above zero, between `SMALLEST` and `LARGEST`."""
+    """Return a number above zero, between `SMALLEST` and `LARGEST`."""
     text = row[column].strip()
     try:
         value = float(text)
@@ -111,7 +111,7 @@ def number(row: Row, column: str) -> float:
 
 
 def count(row: Row, column: str, most: float = LARGEST) -> int:
-    """A whole number of at least one."""
+    """Return a whole number of at least one."""
     value = number(row, column)
     if value != int(value):
         raise ValueError(f"{column} is {row[column]}, not a whole number")

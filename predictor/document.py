@@ -1,4 +1,4 @@
-"""YAML files read with the line of every key, and all that is wrong with one told at once.
+"""Reader of YAML files that keeps the line of every key and reports all problems of a file at once.
 
 Model, cluster and scenario files and hardware profiles are read here. Scalars are read as YAML 1.2
 readers expect: ``010`` and ``1:30`` stay text instead of becoming octal and sexagesimal numbers,
@@ -20,7 +20,7 @@ from predictor.errors import InputError
 KeyPath = tuple[str | int, ...]
 
 MOST_SHOWN = 100
-"""Problems that a message lists; whoever has more has one that repeats."""
+"""Largest number of problems in a message; a file with more has one that repeats."""
 MAX_NODES = 500_000
 """Most YAML nodes of a file; more come from aliases that multiply."""
 MAX_BYTES = 2**25
@@ -37,7 +37,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 def key_text(path: KeyPath) -> str:
-    """A key path as people write it: ``tables[3].features[0].pooling_factor``."""
+    """Format a key path as people write it: ``tables[3].features[0].pooling_factor``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
@@ -45,14 +45,14 @@ def key_text(path: KeyPath) -> str:
 
 
 def shown(value: object) -> str:
-    """A given value for a message, cut where it gets long."""
+    """Format a given value for a message, cut where it gets long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value was written.
+    """Place in a file where a value was written.
 
     Args:
         file: path as the user gave it.
@@ -71,12 +71,12 @@ class Place:
 
 @dataclass
 class Problems:
-    """The problems of one configuration and the places of its keys.
+    """Problems of one configuration and the places of its keys.
 
     Args:
-        file: the main file, which every problem without a better place is laid to.
-        places: where each key path was written.
-        notes: what is not wrong, but worth one line on the console.
+        file: the main file; problems without a better place refer to it.
+        places: place of each key path.
+        notes: remarks that are no problems, but worth one line on the console.
     """
 
     file: str
@@ -90,7 +90,7 @@ class Problems:
         return bool(self._found)
 
     def place(self, path: KeyPath) -> Place:
-        """Place of a key, or of the nearest one around it."""
+        """Return the place of a key, or of the nearest one around it."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
@@ -100,7 +100,7 @@ class Problems:
         """Record a problem with the value at ``path``.
 
         Args:
-            inputs: what else could give the value: `ShardoptError.inputs`.
+            inputs: options that could give the value too: `ShardoptError.inputs`.
         """
         self._inputs += inputs
         key = key_text(path)
@@ -116,7 +116,7 @@ class Problems:
         raise AssertionError
 
     def raise_if_any(self) -> None:
-        """Raise one `InputError` with a line a problem, in the order of the file."""
+        """Raise one `InputError` with a line for each problem, in the order of the file."""
         if not self._found:
             return
         order = sorted(self._found, key=lambda p: (p[0].file != self.file, p[0].file, p[0].line))
@@ -129,9 +129,11 @@ class Problems:
 
 
 def parse_yaml(text: str, problems: Problems) -> Any:
-    """The data of a YAML document, of which keys are always text; fills ``problems.places`` and
-    reports duplicate keys."""
-    # before libyaml makes a node of each value, which take a kilobyte
+    """Parse a YAML document; fill ``problems.places`` and report duplicate keys.
+
+    Keys of the result are always text.
+    """
+    # before libyaml makes a node of a kilobyte for each value
     if len(text) > MAX_BYTES or text.count("\n") + text.count(",") > MAX_NODES:
         raise InputError(
             f"{problems.file}: is too long; at most {MAX_NODES:,} lines and {MAX_BYTES >> 20} MiB"
@@ -161,7 +163,7 @@ def _compose(text: str, file: str) -> Node | None:
 
 
 def _depth_bound(text: str) -> int:
-    """No fewer than the levels that values of ``text`` are nested; cheap to tell."""
+    """Return a cheap upper bound of the levels to which values of ``text`` are nested."""
     flow = deepest = 0
     for match in _BRACKET.finditer(text):
         flow = max(flow + (1 if match[0] in "[{" else -1), 0)
@@ -185,7 +187,7 @@ def _yaml_place(error: yaml.YAMLError, text: str, file: str) -> str:
 
 
 class _Builder:
-    """Turns nodes into data and notes where each key stood."""
+    """Builder that turns nodes into data and records the place of each key."""
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
@@ -233,7 +235,7 @@ class _Builder:
                 )
                 continue
             first_line[key] = line
-            # a key's line is more use than that of a value which starts below it
+            # the line of a key helps more than that of a value below it
             self.problems.places[(*path, key)] = self._place(key_node)
             data[key] = self.build(value_node, (*path, key))
         for value_node in merged:
@@ -241,7 +243,7 @@ class _Builder:
         return data
 
     def _merge(self, node: Node, path: KeyPath, data: dict[str, Any]) -> None:
-        """YAML's ``<<``: keys of other mappings, where this one has none of its own."""
+        """Apply YAML's ``<<``: take keys of other mappings that this one does not have."""
         sources = node.value if isinstance(node, SequenceNode) else [node]
         for source in sources:
             if not isinstance(source, MappingNode):

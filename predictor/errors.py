@@ -17,7 +17,7 @@ class ShardoptError(Exception):
 
     Args:
         message: what was given, where, what is allowed and what to try.
-        inputs: what is wrong or what to change, by the names of the command line's options with
+        inputs: options that are wrong or should change, as the command line's names with
             underscores, such as ``("gpus", "hbm_gib")``. `shardopt.cli` shows their flags.
     """
 
@@ -52,7 +52,7 @@ class RangeError(ProfileError):
     """A cost asked outside the range that the profile was measured in (refused if strict)."""
 
 
-def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest allowed name, or an empty string."""
-    near = get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the nearest allowed name, or an empty string."""
+    near = get_close_matches(name, list(allowed), n=1, cutoff=0.5)
     return f" (did you mean '{near[0]}'?)" if near else ""

@@ -1,4 +1,4 @@
-"""Reading files: small ones whole, never more than a machine can hold, and all remembered."""
+"""Reads files whole, never more than a machine can hold, and remembers every input."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import BinaryIO
 from predictor.errors import InputError
 
 MOST_BYTES = 2**28
-"""Longer than any model, plan, profile or table of measurements; a device such as /dev/zero has no
-end."""
+"""Longer than any model, plan, profile or table of measurements; a device such as /dev/zero is
+endless."""
 
 _inputs: dict[tuple[int, int], str] | None = None
 """Device and inode of the files that this call has read -> how it named them; None outside one."""
@@ -20,10 +20,10 @@ _inputs: dict[tuple[int, int], str] | None = None
 
 @contextmanager
 def inputs_remembered() -> Iterator[None]:
-    """While the block runs, `open_input` and `remember_input` keep a list that `input_at` looks up.
+    """Keep, while the block runs, the list of inputs that `input_at` looks up.
 
-    A command runs in such a block, so that its writer can refuse to replace what it read. Scripts
-    do not: they may write the files that they read.
+    `open_input` and `remember_input` fill it. A command runs in such a block, so that its writer
+    can refuse to replace its inputs. Scripts do not: they may write the files that they read.
     """
     global _inputs
     before, _inputs = _inputs, {}
@@ -34,7 +34,7 @@ def inputs_remembered() -> Iterator[None]:
 
 
 def open_input(path: str | PathLike[str]) -> BinaryIO:
-    """A stream of the bytes of a file that the user gave, which is remembered as an input."""
+    """Open a file that the user gave as a byte stream, and remember it as an input."""
     remember_input(path)
     return open(path, "rb")
 
@@ -47,8 +47,9 @@ def remember_input(path: str | PathLike[str]) -> None:
 
 
 def input_at(path: str | PathLike[str]) -> str | None:
-    """The name under which this call has read the file that lies at ``path``, through whatever
-    links; None if it has not.
+    """Return the name under which this call has read the file at ``path``, or None.
+
+    Links are followed.
 
     A file that was read and then replaced gives its inode back, so another file may have it.
     """
@@ -68,7 +69,7 @@ def _identity(path: str | PathLike[str]) -> tuple[int, int] | None:
 
 
 def read_whole(path: str | PathLike[str]) -> bytes:
-    """Content of a file.
+    """Read a file whole.
 
     Raises:
         OSError, ValueError: it cannot be read.

@@ -1,7 +1,6 @@
 """Learning from a job that ran: measured phases against predicted ones correct a profile.
 
-What each phase should take stands here beside what it took; what follows for the factors is
-`predictor.cost.posterior`.
+This module pairs measured with predicted times; `predictor.cost.posterior` computes the factors.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from predictor.trace.phases import REST, Measured
 Parts = dict[str, float]
 
 RESOLUTION_MS = 0.02
-"""Error of any time beside `LEAST_NOISE`: what the clocks around a phase take themselves."""
+"""Error of any time beside `LEAST_NOISE`: the clocks around a phase take time themselves."""
 
 SLOW_HOST = 100.0
-"""Times what it costs, at which a host decides any step alone."""
+"""Factor on host costs at which the host alone decides any step."""
 
 
 @dataclass(frozen=True)
 class Unmatched:
-    """A measured time that no predicted one stands against."""
+    """Measured time without a predicted counterpart."""
 
     name: str
     ms: float
@@ -67,14 +66,14 @@ def learn(
     date: str,
     host_decides: bool = True,
 ) -> tuple[Learned, list[Unmatched]]:
-    """What the steps of one plan teach, joined with what the profile has learned before.
+    """Learn from the steps of one plan, together with the profile's earlier evidence.
 
     Args:
         name: of the plan.
-        host_decides: the devices waited for the host; else a step says nothing of it.
+        host_decides: the devices waited for the host; else a step is no evidence about it.
 
     Raises:
-        InputError: nothing that was measured is predicted of this plan, or all is far off.
+        InputError: no measured phase is predicted for this plan, or all are far off.
         PlanError: the plan does not fit the workload or the ranks.
     """
     before = hardware.learned
@@ -85,17 +84,17 @@ def learn(
             inputs=("hardware",),
         )
     plain = hardware.model_copy(update={"learned": None})
-    found, unmatched = evidence(workload, topology, plain, plan, measured)
+    rows, unmatched = evidence(workload, topology, plain, plan, measured)
     if not host_decides:
-        found = [_without_host(one) for one in found if {*one.parts_ms} - {HOST}]
+        rows = [_without_host(row) for row in rows if {*row.parts_ms} - {HOST}]
     elif not plain.inline:
         issued = _issued_parts(workload, topology, plain, plan)
-        found = [_of_host(one, issued) if one.what == STEP else one for one in found]
-    if not found:
+        rows = [_of_host(row, issued) if row.what == STEP else row for row in rows]
+    if not rows:
         raise InputError(
             "none of the measured phases is one of this plan's; give the model and plan that ran"
         )
-    every = (*(() if before is None else before.evidence), *found)
+    every = (*(() if before is None else before.evidence), *rows)
     factors, errors = posterior(every, plain, topology)
     plans = () if before is None else before.plans
     return (
@@ -120,36 +119,36 @@ def evidence(
     plan: ShardingPlan,
     measured: Iterable[Measured],
 ) -> tuple[list[Evidence], list[Unmatched]]:
-    """Measured times beside the predicted parts of the same; those without are unmatched."""
+    """Pair measured times with their predicted parts; times without are unmatched."""
     predicted = predicted_parts(workload, topology, hardware, plan)
-    found, unmatched = [], []
-    for one in measured:
-        parts = predicted.get((one.what, one.rank or 0), {})
+    matched, unmatched = [], []
+    for time in measured:
+        parts = predicted.get((time.what, time.rank or 0), {})
         total = sum(parts.values())
-        where = one.what if one.rank is None else f"{one.what} of rank {one.rank}"
-        if total <= 0 or one.ms <= 0:
-            unmatched.append(Unmatched(where, one.ms))
+        where = time.what if time.rank is None else f"{time.what} of rank {time.rank}"
+        if total <= 0 or time.ms <= 0:
+            unmatched.append(Unmatched(where, time.ms))
             continue
-        noise = math.hypot(max(one.noise, LEAST_NOISE), RESOLUTION_MS / one.ms)
-        found.append(Evidence(what=where, measured_ms=one.ms, noise=noise, parts_ms=parts))
-    return found, unmatched
+        noise = math.hypot(max(time.noise, LEAST_NOISE), RESOLUTION_MS / time.ms)
+        matched.append(Evidence(what=where, measured_ms=time.ms, noise=noise, parts_ms=parts))
+    return matched, unmatched
 
 
-def _without_host(one: Evidence) -> Evidence:
-    """The same where what was measured has no part of the host."""
-    parts = {part: ms for part, ms in one.parts_ms.items() if part != HOST}
-    return one.model_copy(update={"parts_ms": parts})
+def _without_host(row: Evidence) -> Evidence:
+    """Drop the host's part from a piece of evidence."""
+    parts = {part: ms for part, ms in row.parts_ms.items() if part != HOST}
+    return row.model_copy(update={"parts_ms": parts})
 
 
-def _of_host(one: Evidence, issued: Parts) -> Evidence:
-    """A step that waited for the host: whatever the prediction says that it waited for."""
-    return one.model_copy(update={"parts_ms": issued}) if issued else one
+def _of_host(row: Evidence, issued: Parts) -> Evidence:
+    """Attribute a step that waited for the host to it, whatever the prediction waits for."""
+    return row.model_copy(update={"parts_ms": issued}) if issued else row
 
 
 def _issued_parts(
     workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
 ) -> Parts:
-    """What the host takes of a step if it decides alone."""
+    """Return the host's time in a step that it alone decides; empty if it takes none."""
     slow = predict(workload, topology, _with_factor(hardware, HOST, SLOW_HOST), plan)
     parts = _step_parts(slow, slow.graph.ops, {})
     return {HOST: parts[HOST] / SLOW_HOST} if parts[HOST] > 0 else {}
@@ -158,10 +157,10 @@ def _issued_parts(
 def predicted_parts(
     workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
 ) -> dict[tuple[str, int], Parts]:
-    """What `Measured` can be about, and rank -> the parts of its predicted time in ms."""
+    """Map each phase of `Measured` and rank to the parts of its predicted time in ms."""
     prediction = predict(workload, topology, hardware, plan)
     empty = predict(workload, topology, _without_bytes(hardware), plan).graph.ops
-    found: dict[tuple[str, int], Parts] = defaultdict(lambda: defaultdict(float))
+    by_phase: dict[tuple[str, int], Parts] = defaultdict(lambda: defaultdict(float))
     tables = _table_parts(workload, topology, hardware, plan)
     for op, without in zip(prediction.graph.ops, empty, strict=True):
         way, part = _way(op.phase), part_of(op)
@@ -170,35 +169,35 @@ def predicted_parts(
             if way is not None:
                 exchange = op.name.removesuffix(" backward").removesuffix(" lookup")
                 what = f"{LOOKUPS}.{way} {exchange}"
-                _add(found[what, rank], tables.get((way, exchange, rank), {}), ms)
+                _add(by_phase[what, rank], tables.get((way, exchange, rank), {}), ms)
             else:
                 what = REST if hardware.inline and part in (COPIES, HOST, FIXED) else part
-                _split(found[what, rank], part, ms, without.cost_on(rank))
+                _split(by_phase[what, rank], part, ms, without.cost_on(rank))
             if hardware.inline:
                 host = host_part_of(op, prediction.graph)
                 issued = what if host == part or way is not None else REST
-                found[issued, rank][host] += op.host_ms
+                by_phase[issued, rank][host] += op.host_ms
     for rank in range(topology.world_size):
-        found[STEP, rank] = _step_parts(prediction, empty, tables)
-    return {key: {k: v for k, v in parts.items() if v > 0} for key, parts in found.items()}
+        by_phase[STEP, rank] = _step_parts(prediction, empty, tables)
+    return {key: {k: v for k, v in parts.items() if v > 0} for key, parts in by_phase.items()}
 
 
 def _without_bytes(hardware: HardwareProfile) -> HardwareProfile:
-    """The same where all messages are as if they were empty."""
+    """Return a profile in which all messages cost as much as empty ones."""
     return _with_factor(hardware, f"{EXCHANGES}.{BYTES}", 1e-9)
 
 
 def _with_factor(hardware: HardwareProfile, group: str, factor: float) -> HardwareProfile:
-    """The same where a kind of cost is so many times what it is."""
-    one = Factor(group=group, table=None, factor=factor, error=0.0, evidence_ms=0.0)
+    """Return a profile in which one kind of cost is multiplied by a factor."""
+    slowed = Factor(group=group, table=None, factor=factor, error=0.0, evidence_ms=0.0)
     learned = Learned(
-        model="", plans=(), machine="", steps=1, date="", factors=(one,), errors={}, evidence=()
+        model="", plans=(), machine="", steps=1, date="", factors=(slowed,), errors={}, evidence=()
     )
     return hardware.model_copy(update={"learned": learned})
 
 
 def _split(total: Parts, part: str, ms: float, latency_ms: float) -> None:
-    """Add a time; that of an exchange as latency and what is beyond it."""
+    """Add a time; split that of an exchange into latency and bytes."""
     if not part.startswith(f"{EXCHANGES}."):
         total[part] += ms
         return
@@ -213,19 +212,19 @@ def _way(phase: str) -> str | None:
 
 
 def _add(total: Parts, shares: Mapping[str, float], ms: float) -> None:
-    """Add a lookup, whose parts are its tables and what no factor touches: a launch as a whole."""
-    known = sum(shares.values())
-    for part, of in shares.items():
-        total[part] += of * min(1.0, ms / known)
-    total[FIXED] += max(0.0, ms - known)
+    """Add a lookup: parts of its tables, and the time of its launch, which has no factor."""
+    of_tables = sum(shares.values())
+    for part, share_ms in shares.items():
+        total[part] += share_ms * min(1.0, ms / of_tables)
+    total[FIXED] += max(0.0, ms - of_tables)
 
 
 def _table_parts(
     workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
 ) -> dict[tuple[str, str, int], Parts]:
-    """Direction, exchange and rank -> what the lookups of each table take."""
+    """Map direction, exchange and rank to the lookup times of each table in ms."""
     loads = ShardLoads(workload, topology, hardware)
-    found: dict[tuple[str, str, int], Parts] = defaultdict(lambda: defaultdict(float))
+    by_lookup: dict[tuple[str, str, int], Parts] = defaultdict(lambda: defaultdict(float))
     for index, sharding in enumerate(match_plan(workload, topology, plan)):
         key, kind = workload.keys[index], sharding.sharding_type
         exchange = f"{workload.tables[index].module}.{kind.short}"
@@ -235,29 +234,29 @@ def _table_parts(
                 kernel, width = sharding.compute_kernel.value, shard.size[1]
                 pooled = workload.tables[index].is_pooled
                 part = lookup_part(way, kernel, kind.value, width, key, pooled=pooled)
-                found[way, exchange, int(rank)][part] += float(load[column])
-    return found
+                by_lookup[way, exchange, int(rank)][part] += float(load[column])
+    return by_lookup
 
 
 def _step_parts(
     prediction: Prediction, empty: Sequence[Op], tables: Mapping[tuple[str, str, int], Parts]
 ) -> Parts:
-    """The iteration by the chain of work that fills it."""
+    """Return the parts of an iteration, by the chain of work that fills it."""
     latencies = {op.name: op for op in empty}
     ops = {op.name: op for op in prediction.graph.ops}
-    found: Parts = defaultdict(float)
+    total: Parts = defaultdict(float)
     issued: Parts = defaultdict(float)
-    for one in prediction.graph.ops:
-        issued[host_part_of(one, prediction.graph)] += one.host_ms
+    for issued_op in prediction.graph.ops:
+        issued[host_part_of(issued_op, prediction.graph)] += issued_op.host_ms
     whole = sum(issued.values())
     for segment in prediction.critical_path:
         op, way, ms = ops.get(segment.name), _way(segment.phase), segment.duration_ms
         if segment.phase == HOST_PHASE or op is None:
-            for part, of in issued.items() if whole > 0 else ():
-                found[part] += ms * of / whole
+            for part, part_ms in issued.items() if whole > 0 else ():
+                total[part] += ms * part_ms / whole
         elif way is not None:
             exchange = op.name.removesuffix(" backward").removesuffix(" lookup")
-            _add(found, tables.get((way, exchange, segment.rank), {}), ms)
+            _add(total, tables.get((way, exchange, segment.rank), {}), ms)
         else:
-            _split(found, part_of(op), ms, latencies[op.name].cost_on(segment.rank))
-    return found
+            _split(total, part_of(op), ms, latencies[op.name].cost_on(segment.rank))
+    return total

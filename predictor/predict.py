@@ -32,7 +32,7 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 
 WAITING = "uneven_batches"
-"""Ranks wait for the one whose batch has the most ids."""
+"""Phase in which ranks wait for the one whose batch has the most ids."""
 PHASES = (
     "input_copy",
     "input_dist",
@@ -50,7 +50,7 @@ PHASES = (
     WAITING,
     HOST,
 )
-"""The named parts of a breakdown, in the order of an iteration."""
+"""Named parts of a breakdown, in the order of an iteration."""
 ITERATION_ERROR: Mapping[str, float | None] = load_runtime("torchrec")["iteration_error"]
 """How ranks run -> 1-sigma relative error of whole iterations, beside that of the constants; None
 where it is not known."""
@@ -58,7 +58,7 @@ where it is not known."""
 
 @dataclass(frozen=True)
 class RankLoad:
-    """What one rank does in one iteration.
+    """Load of one rank in one iteration.
 
     Args:
         busy_ms: phase -> time that the rank's own kernels and transfers take.
@@ -72,7 +72,7 @@ class RankLoad:
 
 @dataclass(frozen=True)
 class ReplicaSync:
-    """Averaging the copies of tables once.
+    """Cost of averaging the copies of tables once.
 
     Args:
         weight_bytes, state_bytes: that every rank of a sharding group all-reduces with its copies.
@@ -91,16 +91,16 @@ class ReplicaSync:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted iteration of one plan.
+    """Predicted iteration of one plan.
 
     Args:
         iteration_ms: steady-state period of the training loop.
         interval_ms: 90 % interval ``(low, high)``, from the profile's stated errors.
-        interval_calibrated: measured iterations have shown how much such intervals hold.
+        interval_calibrated: measured iterations have shown how many such intervals hold.
         breakdown: phase -> part of the critical path; the parts sum to ``iteration_ms``.
         provenance: the weakest of the constants on the critical path.
         critical_path: the chain itself, in order of time.
-        out_of_range: what was asked of the profile beyond the measurements behind it.
+        out_of_range: quantities beyond the measurements behind the profile.
         dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; they are priced
             by the bytes that they touch.
         dense_by_module: part of the model -> device time in ms of its forward and its backward;
@@ -167,14 +167,14 @@ def predict(
 def _replica_sync(
     workload: Workload, graph: Graph, loads: NDArray[np.float64]
 ) -> ReplicaSync | None:
-    """One call, of which the graph has a share per step; None where nothing is averaged.
+    """Return the cost of one call; the graph has its share per step. None if nothing is averaged.
 
     Args:
         loads: ``[groups, ranks, COLUMNS]``.
     """
     groups = workload.replica_groups
-    found = [i for i, op in enumerate(graph.ops) if op.phase == "replica_sync"]
-    if groups is None or not found:
+    syncs = [i for i, op in enumerate(graph.ops) if op.phase == "replica_sync"]
+    if groups is None or not syncs:
         return None
     weights, states = (
         tuple(loads[..., column].sum(axis=0).astype(int).tolist())
@@ -182,10 +182,10 @@ def _replica_sync(
     )
     steps = groups.sync_interval
     ops = [
-        replace(op, cost_ms=op.cost_ms * steps, host_ms=op.host_ms * steps) if i in found else op
+        replace(op, cost_ms=op.cost_ms * steps, host_ms=op.host_ms * steps) if i in syncs else op
         for i, op in enumerate(graph.ops)
     ]
-    sync_ms = float(np.sum([ops[i].cost_ms for i in found], axis=0).max())
+    sync_ms = float(np.sum([ops[i].cost_ms for i in syncs], axis=0).max())
     step_ms = float(simulate(replace(graph, ops=ops)).iteration_ms[0])
     return ReplicaSync(weights, states, sync_ms, step_ms, groups.fully_sharded)
 
@@ -199,7 +199,7 @@ def _breakdown(path: list[Segment]) -> dict[str, float]:
 
 
 def _per_rank(graph: Graph, iteration_ms: float) -> tuple[RankLoad, ...]:
-    found = []
+    loads = []
     for rank in range(graph.world_size):
         busy = dict.fromkeys(PHASES, 0.0)
         computing = 0.0
@@ -209,13 +209,13 @@ def _per_rank(graph: Graph, iteration_ms: float) -> tuple[RankLoad, ...]:
             busy[op.phase] += cost - waiting
             busy[WAITING] += waiting
             computing += cost if op.stream == "compute" else 0.0
-        kept = {phase: ms for phase, ms in busy.items() if ms > 0}
-        found.append(RankLoad(rank, kept, max(0.0, iteration_ms - computing)))
-    return tuple(found)
+        positive = {phase: ms for phase, ms in busy.items() if ms > 0}
+        loads.append(RankLoad(rank, positive, max(0.0, iteration_ms - computing)))
+    return tuple(loads)
 
 
 def profile_groups(resource: str, hardware: HardwareProfile, topology: Topology) -> list[Group]:
-    """The profile groups behind a resource: collectives use every kind of link the ranks span."""
+    """Return the profile groups behind a resource: collectives use every link the ranks span."""
     return [hardware.groups[name] for name in resource_groups(resource, topology)]
 
 
@@ -226,11 +226,11 @@ def iteration_interval(
     topology: Topology,
     software_error: float = 0.0,
 ) -> tuple[float, float]:
-    """90 % interval ``(low, high)`` in ms of an iteration with this critical path.
+    """Return the 90 % interval ``(low, high)`` in ms of an iteration with this critical path.
 
-    Errors of one profile group are taken as fully correlated, those of different groups as
-    independent, and so is what a whole iteration is off by (`ITERATION_ERROR`); the interval is
-    log-normal, so that it stays positive.
+    Errors of one profile group count as fully correlated. Errors of different groups, and that of
+    whole iterations (`ITERATION_ERROR`), count as independent. The interval is log-normal, so that
+    it stays positive.
 
     Args:
         software_error: 1-sigma relative error of the iteration from software that ran in other

@@ -33,10 +33,10 @@ def tflops(value: float) -> float:
 
 
 def format_bytes(value: float, *, round_up: bool = False) -> str:
-    """Human-readable size with a binary unit, e.g. ``61.3 GiB``.
+    """Format a size with a binary unit, e.g. ``61.3 GiB``.
 
     Args:
-        round_up: to the next digit shown: of what is missing, so that the figure is enough.
+        round_up: to the last shown digit, so that the size of a shortage is enough.
     """
     unit = "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

@@ -46,46 +46,54 @@ from predictor.model.topology import Topology
 
 
 def tree_chunk_mib(parts: int) -> float:
-    """Piece that such a tree over ``parts`` domains sends at a time (NCCL 2.26, src/enqueue.cc:
-    NCCL_NVLS_CHUNKSIZE, and half of it from four parts on)."""
+    """Return the MiB that such a tree over ``parts`` domains sends at a time.
+
+    NCCL 2.26, src/enqueue.cc: NCCL_NVLS_CHUNKSIZE, and half of it from four parts on.
+    """
     return NET_CHUNK_MIB / (2 if parts >= 4 else 1)
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Bus bytes per byte of buffer (nccl-tests, doc/PERFORMANCE.md)."""
+    """Return the bus bytes per byte of buffer (nccl-tests, doc/PERFORMANCE.md)."""
     return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
 
 def hyperbola(w: Array, edge: float) -> Array:
-    """``sqrt(w^2 + edge^2) - edge``: flat below the edge, slope one above; free of cancellation."""
+    """Return ``sqrt(w^2 + edge^2) - edge`` without cancellation.
+
+    It is flat below the edge and has slope one above.
+    """
     return np.asarray(w * w / np.maximum(np.hypot(w, edge) + edge, np.finfo(np.float64).tiny))
 
 
 def bands(w: Array, edges: Sequence[float]) -> Array:
-    """``[..., edges]``: how many of the ``w`` bytes fall into each size band."""
+    """Count the bytes of ``w`` that fall into each size band, ``[..., edges]``."""
     rises = [hyperbola(w, edge) for edge in edges] + [np.zeros_like(w)]
     return np.stack([a - b for a, b in pairwise(rises)], axis=-1)
 
 
 def rank_cost(curve: Curve, ranks: int) -> float:
-    """Factor on the marginal costs at this rank count: that of a rank's own part, and that of the
-    wiring, linear in log2 of the ranks between."""
+    """Return the factor on the marginal costs at this rank count.
+
+    It is the product of the factor of a rank's own part and of that of the wiring. The latter is
+    linear in log2 of the ranks between measured counts.
+    """
     own = 1.0 + curve.own_part / (ranks - 1)
     if not curve.rank_cost:
         return own
-    known = sorted(curve.rank_cost)
-    values = [curve.rank_cost[n] for n in known]
-    return own * float(np.interp(np.log2(ranks), np.log2(known), values))
+    counts = sorted(curve.rank_cost)
+    values = [curve.rank_cost[n] for n in counts]
+    return own * float(np.interp(np.log2(ranks), np.log2(counts), values))
 
 
 def latency_ms(curve: Curve, ranks: int) -> float:
-    """Time of an empty message."""
+    """Return the time of an empty message."""
     doublings = curve.latency_per_doubling_us * float(np.log2(ranks))
     return units.us(curve.latency_us + doublings + curve.latency_per_rank_us * (ranks - 1))
 
 
 def transfer_ms(curve: Curve, bus_bytes: Array, ranks: int) -> Array:
-    """Time beyond the latency, same shape as ``bus_bytes``."""
+    """Return the time beyond the latency in ms, in the shape of ``bus_bytes``."""
     edges = [units.MIB * edge for edge in curve.edge_mib]
     costs = units.us(1.0) / units.MIB * np.asarray(curve.us_per_mib)
     return np.asarray(bands(bus_bytes, edges) @ costs) * rank_cost(curve, ranks)
@@ -106,7 +114,7 @@ SCOPES = ("world", "intra", "cross")
 
 @dataclass(frozen=True)
 class Uplink:
-    """What the ranks of one part of a network share to reach the others.
+    """Links that the ranks of one part of a network share to reach the others.
 
     Args:
         curve: of a NIC at the rate of a rank's share.
@@ -160,17 +168,17 @@ class Level:
 
     @property
     def crossings_ms(self) -> float:
-        """Waits between the parts of a network, up a tree or ring over them and down again."""
+        """Latency between the parts of a network, up a tree or ring over them and down again."""
         hops = [2 * np.log2(uplink.parts) * uplink.latency_us for uplink in self.uplinks]
         return units.us(float(sum(hops)))
 
     def messages_ms(self, past_nic: Array, chunk_mib: float) -> Array:
-        """Time in which the host sends so many bytes past a NIC, and receives as many."""
+        """Return the time in which the host sends these bytes past a NIC and receives as many."""
         return np.asarray(past_nic * (2 * units.us(self.message_us) / units.mib(chunk_mib)))
 
 
 def all_to_all(size: Array, levels: Sequence[Level]) -> Array:
-    """Every level carries the bytes whose receivers it joins; all at once."""
+    """Price an all-to-all: each level carries the bytes whose receivers it joins, all at once."""
     total = levels[-1].outer
     times = []
     for level in levels:
@@ -190,7 +198,7 @@ def all_to_all(size: Array, levels: Sequence[Level]) -> Array:
 
 
 def hierarchical(op: Op, size: Array, levels: Sequence[Level]) -> Array:
-    """A level sees ``1/inner`` of the buffer per rank; levels are pipelined."""
+    """Price pipelined levels, each of which sees ``1/inner`` of the buffer per rank."""
     latency = sum(level.latency_ms for level in levels) + levels[-1].crossings_ms
     return np.asarray(latency + _hierarchical_transfer(op, size, levels))
 
@@ -208,7 +216,9 @@ def _hierarchical_transfer(op: Op, size: Array, levels: Sequence[Level]) -> Arra
 
 
 def ring_or_tree(op: Op, size: Array, levels: Sequence[Level], rings: Array | None = None) -> Array:
-    """The faster one; of an all-reduce also with the reduction of a switch within a domain.
+    """Price a ring or a tree, whichever is faster.
+
+    An all-reduce may also use the reduction of a switch within a domain.
 
     Args:
         rings: of an all-reduce over NICs, its reduce-scatter and then its all-gather.
@@ -229,19 +239,22 @@ def ring_or_tree(op: Op, size: Array, levels: Sequence[Level], rings: Array | No
 
 
 def _messages_of_heads(size: Array, top: Level) -> Array:
-    """Time of the hosts in a tree over domains whose switches add up."""
+    """Price the hosts' messages in a tree over domains whose switches add up."""
     past_nic = size * (_sends(top) / min(top.inner, SWITCH_HEADS))
     return top.messages_ms(past_nic, tree_chunk_mib(top.ranks))
 
 
 def _sends(top: Level) -> float:
-    """How often a tree sends a byte past the NICs of a domain: of a double binary tree twice, to
-    two children or to one and the parent, but with one other domain or in the switches once."""
+    """Count how often a tree sends a byte past the NICs of a domain.
+
+    A double binary tree sends it twice: to two children, or to one child and the parent. With one
+    other domain, or with a reduction in the switches, it is sent once.
+    """
     return 1.0 if top.in_network or top.ranks == 2 else 2.0
 
 
 def _pipelined(latency: float, over_hosts: Array, transfer: Array, fill: float) -> Array:
-    """Latency and transfer, with the wait for the pipeline over the hosts to fill.
+    """Add latency, transfer and the wait until the pipeline over the hosts is full.
 
     Args:
         over_hosts: transfer past the NICs; a domain's own curve has the fill within it.
@@ -251,7 +264,7 @@ def _pipelined(latency: float, over_hosts: Array, transfer: Array, fill: float) 
 
 
 def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
-    """The bus bytes of all ranks flow past each link."""
+    """Price a ring: the bus bytes of all ranks flow past each link."""
     ranks, first = levels[-1].outer, levels[0]
     bus_bytes = size * bus_factor(op, ranks)
     transfers, latency, over_hosts = [], 0.0, np.zeros_like(size)
@@ -271,7 +284,7 @@ def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
 
 
 def _tree(size: Array, levels: Sequence[Level]) -> Array:
-    """An all-reduce over domains that reduce and spread within."""
+    """Price a tree all-reduce over domains that reduce and spread within."""
     *inner, top = levels
     ways = _sends(top)
     transfer = transfer_ms(top.curve, size * (ways / top.inner), top.ranks)
@@ -302,7 +315,7 @@ class Collectives:
     ``world`` all ranks; ``intra`` the ranks of one intra group; ``cross`` one rank of each intra
     group. Among one rank everything is free.
 
-    `largest` has the largest message that was asked for, by collective and scope.
+    `largest` has the largest message priced so far, by collective and scope.
     """
 
     def __init__(self, hw: HardwareProfile, topology: Topology) -> None:
@@ -325,7 +338,7 @@ class Collectives:
     all_gather = partialmethod(_time, "all_gather")
 
     def floor_ms(self, op: Op, scope: Scope = "world") -> float:
-        """Time of an empty message: a lower bound at every size."""
+        """Return the time of an empty message: a lower bound at every size."""
         return float(self._time(op, 0.0, scope))
 
     def ranks(self, scope: Scope) -> int:
@@ -333,7 +346,7 @@ class Collectives:
         return levels[-1].outer if levels else 1
 
     def shares(self, op: Op, scope: Scope) -> list[tuple[str, float]]:
-        """Group of the profile -> size of the message that its link sees, over the whole one.
+        """Pair each profile group with the share of a message that its link sees.
 
         A message of that size among the ranks that the link alone joins moves the same bus bytes.
         """
@@ -348,24 +361,24 @@ class Collectives:
                 raise InputError(f"scope '{scope}' is unknown; allowed are {', '.join(SCOPES)}")
             levels = self._levels(op, scope)
             if not levels:
-                found = np.zeros_like(_SIZES)
+                times = np.zeros_like(_SIZES)
             elif op == "all_to_all":
-                found = all_to_all(_SIZES, levels)
+                times = all_to_all(_SIZES, levels)
             elif self.hardware.inline:
-                found = hierarchical(op, _SIZES, levels)
+                times = hierarchical(op, _SIZES, levels)
             else:
                 rings = None
                 if op == "all_reduce" and levels[-1].kind == "nic":
                     rings = self._table("reduce_scatter", scope) + self._table("all_gather", scope)
-                found = ring_or_tree(op, _SIZES, levels, rings)
+                times = ring_or_tree(op, _SIZES, levels, rings)
             if self.hardware.learned is not None:
                 latency, beyond = self.hardware.learned.of_messages()
-                found = latency * found[0] + beyond * (found - found[0])
-            self._tables[op, scope] = found
+                times = latency * times[0] + beyond * (times - times[0])
+            self._tables[op, scope] = times
         return self._tables[op, scope]
 
     def _levels(self, op: Op, scope: Scope) -> list[Level]:
-        """Levels with more than one party, the fastest link first."""
+        """Return the levels with more than one party, the fastest link first."""
         top, links = self.topology, self.hardware.collectives
         if scope == "cross":
             levels = [_nics(op, links.inter, 1, top.groups, top)]
@@ -386,7 +399,12 @@ class Collectives:
 
 
 def _nics(op: Op, link: Inter, inner: int, outer: int, topology: Topology) -> Level:
-    """One NIC of every rank; of so many ranks out of each intra group there are ``inner``."""
+    """Return the level of the NICs, one a rank.
+
+    Args:
+        inner: ranks of each intra group that take part.
+        outer: all ranks that take part.
+    """
     share = outer / topology.world_size
     uplinks = tuple(
         Uplink(

@@ -36,7 +36,7 @@ HostCost = Callable[[int, int, int], float]
 
 @dataclass(frozen=True)
 class Segment:
-    """Ops that run one after the other.
+    """Run of consecutive ops.
 
     Args:
         name: of the op that takes most of its time, after the part of the model if that is known.
@@ -56,21 +56,21 @@ class Segment:
 
 @dataclass(frozen=True)
 class LookupCall:
-    """An embedding module is called."""
+    """Call of an embedding module."""
 
     module: str
 
 
 @dataclass(frozen=True)
 class GradientReturn:
-    """The gradients of a module's outputs go back to the ranks that hold its tables."""
+    """Return of the gradients of a module's outputs to the ranks that hold its tables."""
 
     module: str
 
 
 @dataclass(frozen=True)
 class TableUpdate:
-    """The backward of a module's lookups runs."""
+    """Backward of a module's lookups."""
 
     module: str
 
@@ -87,7 +87,7 @@ Step = Segment | LookupCall | GradientReturn | TableUpdate | Bucket
 
 @dataclass(frozen=True)
 class DenseWork:
-    """What one rank computes in an iteration besides lookups and exchanges.
+    """Dense work of one rank in an iteration, without lookups and exchanges.
 
     Args:
         forward, backward: in order.
@@ -114,7 +114,7 @@ class DenseWork:
 
 
 def optimizer_ms(hardware: HardwareProfile, optimizer: str, parameters: ArrayLike) -> Array:
-    """One optimizer step over ``parameters`` fp32 elements, in their shape; 0 for none.
+    """Return the time in ms of one optimizer step over fp32 elements, in their shape; 0 for none.
 
     It reads parameter, gradient and states, and writes all but the gradient.
     """
@@ -125,7 +125,7 @@ def optimizer_ms(hardware: HardwareProfile, optimizer: str, parameters: ArrayLik
 
 @dataclass(frozen=True)
 class Execution:
-    """How a dense part is run.
+    """Execution mode of a dense part.
 
     Args:
         host_ms: host time of ops of the dense part.
@@ -143,10 +143,10 @@ class Execution:
 def price(
     program: DenseProgram, modules: Sequence[str], times: OpTimes, execution: Execution
 ) -> DenseWork:
-    """The segments of a program on a profile.
+    """Price a program on a profile and part it into segments.
 
     Args:
-        modules: those with tables. What the program does not call is looked up before it, and
+        modules: those with tables. One that the program does not call is looked up before it and
             updated after it.
     """
     pricer = _Pricer(times, execution)
@@ -154,10 +154,12 @@ def price(
     absent = [module for module in modules if module not in called]
     forward = pricer.forward(program.forward)
     backward = pricer.backward(program.backward, _issue_points(program))
-    left = [m for m in modules if LookupCall(m) not in forward or GradientReturn(m) not in backward]
+    uncalled = [
+        m for m in modules if LookupCall(m) not in forward or GradientReturn(m) not in backward
+    ]
     return DenseWork(
         (*map(LookupCall, absent), *forward),
-        (*backward, *(step(m) for m in left[::-1] for step in (GradientReturn, TableUpdate))),
+        (*backward, *(step(m) for m in uncalled[::-1] for step in (GradientReturn, TableUpdate))),
         pricer.optimizer([e for e in program.optimizer if isinstance(e, OpCall)]),
         sum(isinstance(event, Gradient) for event in program.backward),
         frozenset(pricer.products),
@@ -167,12 +169,15 @@ def price(
 
 
 def measured_work(dense: MeasuredDense, modules: Sequence[str]) -> DenseWork:
-    """Measured times as segments: lookups come before them, gradients of tables after them, and
-    buckets of dense gradients are full after equal parts of the backward."""
+    """Turn measured times into segments.
+
+    Lookups come before them and gradients of tables after them. Buckets of dense gradients are full
+    after equal parts of the backward.
+    """
     forward = Segment("measured", dense.forward_ms, 0.0, 1, "gemm", tuple(modules))
-    cap, left = mib(dense.bucket_cap_mb), dense.gradient_bytes
-    sizes = [cap] * int(left // cap)
-    sizes += [round(left - sum(sizes))] if left > sum(sizes) else []
+    cap, gradient_bytes = mib(dense.bucket_cap_mb), dense.gradient_bytes
+    sizes = [cap] * int(gradient_bytes // cap)
+    sizes += [round(gradient_bytes - sum(sizes))] if gradient_bytes > sum(sizes) else []
     part = Segment("measured", dense.backward_ms / max(1, len(sizes)), 0.0, 1, "gemm")
     parts: list[Step] = [step for size in sizes for step in (part, Bucket(size))] or [part]
     returns: list[Step] = [GradientReturn(module) for module in reversed(modules)]
@@ -186,7 +191,7 @@ def measured_work(dense: MeasuredDense, modules: Sequence[str]) -> DenseWork:
 
 
 class _Pricer:
-    """Prices ops and notes what they were."""
+    """Pricer of ops that records which products and modules they belong to."""
 
     def __init__(self, times: OpTimes, execution: Execution) -> None:
         self.times = times
@@ -196,17 +201,17 @@ class _Pricer:
         self.by_module: dict[str, list[float]] = {}
 
     def forward(self, events: Sequence[Event]) -> tuple[Step, ...]:
-        """Parted where a module is called, and where an op first reads its outputs."""
+        """Part the forward where a module is called, and where an op first reads its outputs."""
         steps: list[Step] = []
         calls: list[OpCall] = []
         pending: dict[int, str] = {}
         waits: tuple[str, ...] = ()
-        seen: set[str] = set()
+        called: set[str] = set()
         for event in events:
             if isinstance(event, Lookup):
-                if event.module in seen:
+                if event.module in called:
                     continue
-                seen.add(event.module)
+                called.add(event.module)
                 steps += self.segments(calls, waits)
                 calls, waits = [], ()
                 steps.append(LookupCall(event.module))
@@ -225,8 +230,11 @@ class _Pricer:
     def backward(
         self, events: Sequence[Event], points: dict[str, frozenset[int]]
     ) -> tuple[Step, ...]:
-        """Parted where gradients of a module are complete, where its lookups' own backward has its
-        turn, and where a bucket is full."""
+        """Part the backward into segments.
+
+        It is parted where the gradients of a module are complete, where the backward of its lookups
+        has its turn, and where a bucket is full.
+        """
         steps: list[Step] = []
         calls: list[OpCall] = []
         returned: list[str] = []
@@ -260,8 +268,10 @@ class _Pricer:
         return tuple(steps)
 
     def optimizer(self, calls: Sequence[OpCall]) -> Segment:
-        """All steps as one segment, whose host time is the runtime's; a rank that computes on its
-        host steps one parameter after the other, in its caches."""
+        """Price all optimizer steps as one segment, whose host time is the runtime's.
+
+        A rank that computes on its host steps one parameter after the other, in its caches.
+        """
         costs = [self._cost(call) for call in calls]
         ms, hardware = sum(cost.ms for cost in costs), self.times.hardware
         if calls and hardware.inline:
@@ -272,7 +282,7 @@ class _Pricer:
     def segments(
         self, calls: Sequence[OpCall], waits: tuple[str, ...] = (), *, backward: bool = False
     ) -> Iterator[Segment]:
-        """The ops as one segment, or as two where the host is slower (see the module)."""
+        """Yield the ops as one segment, or as two where the host is slower (see the module)."""
         priced = [*self._priced(calls)]
         for call, cost in priced:
             if call.path:
@@ -292,8 +302,10 @@ class _Pricer:
                 waits = ()
 
     def _priced(self, calls: Sequence[OpCall]) -> Iterator[tuple[OpCall, OpCost]]:
-        """Each op and its cost, or the first op of each chain that a compiler makes, as ``fused``,
-        and the cost of the chain."""
+        """Yield each op with its cost.
+
+        In compiled code the first op of each chain, renamed ``fused``, stands for the chain.
+        """
         if not self.execution.compiled:
             yield from ((call, self._cost(call)) for call in calls)
             return
@@ -310,17 +322,19 @@ class _Pricer:
         return self.execution.host_ms(cost.kernels, int(not cost.kernels), casts)
 
     def _cost(self, call: OpCall, *, compiled: bool = False) -> OpCost:
-        found = self.times.cost(call, compiled=compiled)
-        if found.product is not None:
-            self.products.add(found.product)
-        if not found.modelled:
+        cost = self.times.cost(call, compiled=compiled)
+        if cost.product is not None:
+            self.products.add(cost.product)
+        if not cost.modelled:
             self.by_bytes[call.name] += 1
-        return found
+        return cost
 
 
 def part_of(path: str) -> str:
-    """The part of a model that a module belongs to, as people speak of it: ``encoder.layers.0`` of
-    ``encoder.layers.0.linear1``, ``over`` of ``over._mlp.0``."""
+    """Return the part of a model that a module belongs to, as people speak of it.
+
+    ``encoder.layers.0.linear1`` gives ``encoder.layers.0``, and ``over._mlp.0`` gives ``over``.
+    """
     words = path.split(".")
     private = next((i for i, word in enumerate(words) if word.startswith("_")), len(words))
     layer = next((i + 1 for i, word in enumerate(words) if word.isdigit()), 2)
@@ -343,7 +357,7 @@ def _segment(
 
 
 def _as_completed(events: Sequence[Event]) -> list[Event]:
-    """The events, in which the gradients of a module are complete as soon as they are written."""
+    """Move the backward of each lookup to where its gradients have been written."""
     written: dict[int, int] = {}
     places: list[tuple[int, int, Event]] = []
     for at, event in enumerate(events):
@@ -357,11 +371,11 @@ def _as_completed(events: Sequence[Event]) -> list[Event]:
 
 
 def _issue_points(program: DenseProgram) -> dict[str, frozenset[int]]:
-    """Module -> memory that ops before its call used and, concatenations apart, no later op did.
+    """Map each module to memory that ops used before its call and that no later op uses.
 
-    Concatenations save nothing for their backward. Autograd runs what was recorded last first. The
-    backward of a lookup was recorded when the module was called, so it runs before the first op of
-    the backward that uses such memory.
+    Concatenations do not count as later uses: they save nothing for their backward. Autograd runs
+    the latest record first. The backward of a lookup is recorded when its module is called, so it
+    runs before the first op of the backward that uses such memory.
     """
     before: dict[str, set[int]] = {}
     used: set[int] = set()
@@ -371,10 +385,10 @@ def _issue_points(program: DenseProgram) -> dict[str, frozenset[int]]:
         elif isinstance(event, OpCall):
             used |= {operand.storage for operand in (*event.inputs, *event.outputs)}
     after: set[int] = set()
-    found: dict[str, frozenset[int]] = {}
+    points: dict[str, frozenset[int]] = {}
     for event in reversed(program.forward):
         if isinstance(event, Lookup):
-            found[event.module] = frozenset(before[event.module] - after)
+            points[event.module] = frozenset(before[event.module] - after)
         elif isinstance(event, OpCall) and event.moves and event.name not in CONCATENATIONS:
             after |= {operand.storage for operand in (*event.inputs, *event.outputs)}
-    return found
+    return points

@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 
 def memory_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
-    """Time of one kernel that reads and writes ``bytes_moved`` in all, in their shape.
+    """Return the time in ms of a kernel that reads and writes ``bytes_moved``, in their shape.
 
     ``t = floor + max((bytes - kept)/(efficiency BW), bytes/BW_l2) + ramp bytes/(bytes + half)``.
     The ramp is bandwidth that grows with size, as in the measured DRAM curves of Lin et al. 2022
@@ -29,7 +29,7 @@ def memory_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
 
 
 def column_sums_ms(hw: HardwareProfile, rows: float, bytes_moved: float) -> float:
-    """Time of one kernel that sums a matrix over its rows, such as a bias's gradient.
+    """Return the time in ms of a kernel that sums a matrix over its rows, as for a bias's gradient.
 
     ``t = us + ns rows + bytes / (efficiency BW)``: the columns decide how many blocks there are,
     so each walks down more rows as the batch grows (`setReduceConfig` of aten's Reduce.cuh).
@@ -40,23 +40,23 @@ def column_sums_ms(hw: HardwareProfile, rows: float, bytes_moved: float) -> floa
 
 
 def columns_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
-    """Time of one kernel that copies columns of matrices, in the shape of the bytes.
+    """Return the time in ms of a kernel that copies columns of matrices, in the bytes' shape.
 
-    As `memory_ms`, at the lower bandwidth of short stretches.
+    It is `memory_ms` at the lower bandwidth of short stretches.
     """
     return memory_ms(hw, np.asarray(bytes_moved, dtype=np.float64) / hw.elementwise.columns)
 
 
 def decode_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
-    """Time of one kernel that unpacks groups of quantised values, in the shape of the bytes.
+    """Return the time in ms of a kernel that unpacks quantised groups, in the bytes' shape.
 
-    As `memory_ms`, at the lower bandwidth of kernels that also shift and scale.
+    It is `memory_ms` at the lower bandwidth of kernels that also shift and scale.
     """
     return memory_ms(hw, np.asarray(bytes_moved, dtype=np.float64) / hw.elementwise.decode)
 
 
 def copy_h2d_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
-    """Time of one bulk copy from pinned host memory to the device, in the shape of the bytes.
+    """Return the time in ms of a bulk copy from pinned host to device memory, in the bytes' shape.
 
     ``t = latency + bytes / BW`` of the host link. Source: Lin et al. 2022 (memcpy model).
     """

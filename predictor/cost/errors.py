@@ -1,15 +1,15 @@
 """Draws of the errors that a prediction's costs may have: what a profile states, as numbers.
 
-A profile says how wrong the times of a group are (``rel_error``, and the error on held-out rows). A
-draw multiplies every cost by log-normal factors of median one: one for the group, which all of its
-costs share, and one for each kernel. The kernels of a lookup group have one per table and direction
-(forward or backward) and, as other sharding types run other kernels and other shapes, one more per
-sharding type; of equal variance. Where a job has taught factors on the costs, draws are those of
-the factors, with their correlations.
+A profile states the error of a group's times (``rel_error``, and the error on held-out rows). A
+draw multiplies every cost by log-normal factors of median one. All costs of a group share one
+factor, and each kernel has one more. The kernels of a lookup group have two of equal variance: one
+per table and direction (forward or backward), and one more per sharding type, since each type runs
+other kernels on other shapes. Where a job has taught factors on the costs, draws are those of the
+factors, with their correlations.
 
 Draws come in pairs of opposite signs (antithetic variates, Hammersley and Morton 1956), so that
-means over few draws are steady. A factor depends on the seed and on its name alone, not on what was
-asked before.
+means over few draws are steady. A factor depends on the seed and on its name alone, not on the
+order of calls.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from predictor.model.topology import Topology
 Array = NDArray[np.float64]
 
 KERNEL_ERROR = 0.07
-"""1-sigma error of one lookup, or of another kernel of a group without held-out rows: what
-docs/accuracy.md says of single lookups, forward and backward."""
+"""1-sigma error of one lookup, or of another kernel of a group without held-out rows; measured on
+single lookups, forward and backward (docs/accuracy.md)."""
 LEARNED_ERROR = 0.03
-"""The same of a lookup that a job has shown, beside its factors."""
+"""1-sigma error of a lookup that a job has measured, beside the errors of its factors."""
 KIND_ERROR = 0.25
-"""1-sigma error of one kind of cost on another machine, beside what the profile states of its
-group: on CPU ranks the phases of nine structural plans were off by factors of 0.4 to 1.55."""
+"""1-sigma error of one kind of cost on another machine, beside the stated error of its group: on
+CPU ranks the phases of nine structural plans were off by factors of 0.4 to 1.55."""
 TYPE_ERROR = 0.1
-"""The same of lookups under one sharding type, whose kernels are those of any other type."""
+"""1-sigma error of lookups under one sharding type; smaller, since all types share kernels."""
 Z_90 = 1.6449
 """Half-width of a 90 % normal interval in standard deviations."""
 OVERHEADS = "overheads"
@@ -58,8 +58,10 @@ _NORMAL = NormalDist()
 
 
 def resource_groups(resource: str, topology: Topology) -> list[str]:
-    """Names of the profile groups behind a resource: collectives use every kind of link the ranks
-    span, those of the whole job for its dense gradients."""
+    """Return the names of the profile groups behind a resource.
+
+    Collectives use every kind of link the ranks span. Dense gradients cross those of the whole job.
+    """
     if resource != "collectives":
         return [resource]
     names, topology = [], topology.whole
@@ -95,13 +97,13 @@ HEADS = {
 
 @dataclass(frozen=True)
 class FactorErrors:
-    """How wrong learned factors may still be: their logarithms are normal around what was learned.
+    """Remaining errors of learned factors; their logarithms are normal around the learned ones.
 
     Args:
         at: name of a factor -> its row in ``root``.
         root: a square root of their covariance, ``[factors, factors]``.
-        prior: standard deviation of a factor that no job has shown.
-        measured: parts of times that jobs have shown.
+        prior: standard deviation of a factor that no job has measured.
+        measured: parts of times that jobs have measured.
         tables: key of each table, and whether its lookups are pooled.
     """
 
@@ -112,11 +114,11 @@ class FactorErrors:
     tables: Sequence[tuple[str, bool]]
 
     def about(self, resource: str) -> bool:
-        """Whether a job has shown any cost of a resource."""
+        """Tell whether a job has measured any cost of a resource."""
         return HEADS.get(resource) in self.at
 
     def log(self, name: str, normal: Callable[[str], Array]) -> Array:
-        """Logarithm of what is left of a factor's error, ``[draws]``.
+        """Draw the logarithm of a factor's remaining error, ``[draws]``.
 
         Args:
             normal: standard normal draws of one error.
@@ -127,12 +129,12 @@ class FactorErrors:
         return np.asarray(row @ np.array([normal(f"learned {i}") for i in range(len(row))]))
 
     def own(self, part: str) -> float:
-        """1-sigma error of a cost beside its factors."""
+        """Return the 1-sigma error of a cost beside its factors."""
         return LEARNED_ERROR if part in self.measured else KERNEL_ERROR
 
 
 def known_errors(hardware: HardwareProfile, topology: Topology) -> dict[str, ErrorSize]:
-    """Resource -> how wrong its costs may be, by the profile."""
+    """Map each resource to the errors of its costs that the profile states."""
     resources = {name.split(".")[0] for name in hardware.groups}
     return {
         name: error_size(hardware, resource_groups(name, topology)) for name in sorted(resources)
@@ -144,7 +146,7 @@ def no_errors() -> CostErrors:
 
 
 def error_size(hardware: HardwareProfile, names: Iterable[str]) -> ErrorSize:
-    """How wrong a cost may be that comes from some groups of the profile."""
+    """Return the error of a cost that comes from these groups of the profile."""
     groups = [hardware.groups[name] for name in names]
     held_out = [g.provenance.error.mean for g in groups if g.provenance.error is not None]
     own = SIGMA_OVER_MEAN * max(held_out) if held_out else KERNEL_ERROR
@@ -152,14 +154,13 @@ def error_size(hardware: HardwareProfile, names: Iterable[str]) -> ErrorSize:
 
 
 class CostErrors:
-    """Factors on costs, in so many draws.
+    """Random factors on costs.
 
     Args:
         sizes: resource -> its errors.
-        draws: how many, even and at least 2; or 1.
+        draws: number of draws, even and at least 2; or 1.
         seed: of all draws, >= 0.
-        factors: what is left of the errors of learned factors, instead of ``sizes`` of resources
-            that they are about.
+        factors: remaining errors of learned factors; they replace the ``sizes`` of their resources.
     """
 
     def __init__(
@@ -181,17 +182,17 @@ class CostErrors:
         self._lookups = lru_cache(maxsize=None)(self._lookup)
 
     def _shared(self, resource: str) -> Array:
-        """What all costs of a resource are multiplied by, ``[draws]``."""
+        """Draw the factor that all costs of a resource share, ``[draws]``."""
         if self._learned(resource) is not None:
             return np.asarray(np.exp(self._left([HEADS[resource]])))
         return np.asarray(np.exp(self.sizes[resource].shared * self._normal(resource)))
 
     def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
-        """What an operation is multiplied by, ``[draws]``; of lookups, without `lookup`.
+        """Draw the factor of an operation, ``[draws]``; for lookups, without that of `lookup`.
 
         Args:
             link: of a collective, the group of the slowest link that it spans.
-            kind: the part of a time that it is, as `predictor.hardware.learned` names it.
+            kind: part of a time that the operation is, as `predictor.hardware.learned` names it.
         """
         if resource in ("embedding", OVERHEADS):
             return self.shared(resource)
@@ -199,44 +200,46 @@ class CostErrors:
         if factors is None:
             return np.asarray(self.shared(resource) * np.exp(self.sizes[resource].own * own))
         log = self._left(factors_in(kind) or (HEADS[resource],)) + factors.own(kind) * own
-        if resource == "collectives":  # of which latency is a part that no draw knows
+        if resource == "collectives":  # its split into latency and bytes is not known here
             log = log + self._left(f"{EXCHANGES}.{name}" for name in (LATENCY, BYTES)) / 2
         return np.asarray(np.exp(log))
 
     def _learned(self, resource: str) -> FactorErrors | None:
-        """The errors of learned factors, where they are about a resource."""
+        """Return the errors of learned factors, or None where they are not about a resource."""
         return self.factors if self.factors is not None and self.factors.about(resource) else None
 
     def _left(self, names: Iterable[str]) -> Array:
-        """Logarithm of what is left of the errors of several factors, ``[draws]``."""
+        """Draw the logarithm of the remaining errors of several factors, ``[draws]``."""
         return np.asarray(np.sum([self._factor(name) for name in names], axis=0))
 
     def lookup(self, table: int, plan: TablePlan) -> Array:
-        """What a table's forward and backward are multiplied by, ``[2, draws]``, beside what all
-        lookups share."""
+        """Draw the factors of a table's forward and backward, ``[2, draws]``.
+
+        The factor that all lookups share is not included.
+        """
         width = max((shard.size[1] for shard in plan.shards), default=0)
         return self._lookups(table, plan.sharding_type, plan.compute_kernel, width)
 
     def _lookup(
         self, table: int, sharding_type: ShardingType, kernel: ComputeKernel, width: int
     ) -> Array:
-        factors, found = self._learned("embedding"), []
+        factors, rows = self._learned("embedding"), []
         for way in ("forward", "backward"):
             if factors is None:
                 name = f"table {table} {way}"
-                every, one = self._normal(name), self._normal(f"{name} {sharding_type}")
-                log = self.sizes["embedding"].own * math.sqrt(0.5) * (every + one)
+                of_table, of_type = self._normal(name), self._normal(f"{name} {sharding_type}")
+                log = self.sizes["embedding"].own * math.sqrt(0.5) * (of_table + of_type)
             else:
                 key, pooled = factors.tables[table]
                 kinds = kernel.value, sharding_type.value, width, key
                 part = lookup_part(way, *kinds, pooled=pooled)
                 names = (name for name in factors_in(part) if name != LOOKUPS)
                 log = self._left(names) + factors.own(part) * self._normal(part)
-            found.append(np.exp(log))
-        return np.asarray(found)
+            rows.append(np.exp(log))
+        return np.asarray(rows)
 
     def _normal(self, name: str) -> Array:
-        """Standard normal draws ``[draws]`` of one error."""
+        """Draw one error from the standard normal distribution, ``[draws]``."""
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
         half = self._half(rng, max(1, self.draws // 2))
         return np.concatenate((half, -half))[: self.draws]
@@ -246,8 +249,8 @@ class CostErrors:
 
 
 class StratifiedErrors(CostErrors):
-    """Draws that cover every error evenly, for few draws: a Latin hypercube (McKay, Beckman and
-    Conover 1979) of pairs of opposite signs.
+    """Few draws that cover every error evenly: a Latin hypercube of pairs of opposite signs (McKay,
+    Beckman and Conover 1979).
 
     Every factor takes each quantile ``(i + 1/2) / draws`` of its distribution once, in an order of
     its own.
@@ -262,8 +265,8 @@ class GivenErrors(CostErrors):
     """One draw with given factors.
 
     Args:
-        factors: profile group -> what its times are multiplied by, > 0; 1 where it has none.
-            ``collectives`` stands for both of its groups.
+        factors: profile group -> factor on its times, > 0; 1 where it is missing. ``collectives``
+            stands for both of its groups.
     """
 
     def __init__(self, factors: Mapping[str, float]) -> None:
@@ -281,10 +284,10 @@ class GivenErrors(CostErrors):
 
 
 class JoinedErrors(CostErrors):
-    """The draws of several, one after the other.
+    """Concatenated draws of several.
 
     Args:
-        picked: of all of these.
+        picked: range of the concatenated draws to keep.
     """
 
     def __init__(self, parts: Iterable[CostErrors], picked: slice = slice(None)) -> None:
@@ -296,16 +299,16 @@ class JoinedErrors(CostErrors):
         return np.concatenate([part.shared(resource) for part in self.parts])[self.picked]
 
     def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
-        found = [part.op(resource, name, link, kind) for part in self.parts]
-        return np.concatenate(found)[self.picked]
+        draws = [part.op(resource, name, link, kind) for part in self.parts]
+        return np.concatenate(draws)[self.picked]
 
     def lookup(self, table: int, plan: TablePlan) -> Array:
-        found = [part.lookup(table, plan) for part in self.parts]
-        return np.concatenate(found, axis=1)[:, self.picked]
+        draws = [part.lookup(table, plan) for part in self.parts]
+        return np.concatenate(draws, axis=1)[:, self.picked]
 
 
 class PickedError(JoinedErrors):
-    """One of the draws of others, by its number from 0."""
+    """Single draw of others, given by its number from 0."""
 
     def __init__(self, errors: CostErrors, draw: int) -> None:
         super().__init__([errors], slice(draw, draw + 1))

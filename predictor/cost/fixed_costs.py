@@ -1,4 +1,4 @@
-"""What costs the same under every plan: computed once per workload, topology and profile.
+"""Costs that are the same under every plan, computed once per workload, topology and profile.
 
 `predictor/hardware/runtimes/torchrec.yaml` holds TorchRec's work on the host, stage by stage, with
 its source.
@@ -49,48 +49,53 @@ class FixedCosts:
 
     @cached_property
     def collectives(self) -> Collectives:
-        """Among the ranks that a plan covers."""
+        """Collectives among the ranks that a plan covers."""
         return Collectives(self.hardware, self.topology)
 
     @cached_property
     def all_ranks(self) -> Collectives:
-        """Among all ranks of the job."""
+        """Collectives among all ranks of the job."""
         job = self.topology.job
         return self.collectives if job is None else Collectives(self.hardware, job)
 
     @cached_property
     def copies(self) -> Collectives:
-        """Among the ranks that hold the same shards."""
+        """Collectives among the ranks that hold the same shards."""
         groups = self.workload.replica_groups
         assert groups is not None
         return Collectives(self.hardware, groups.replica_group(self.topology.whole))
 
     @property
     def all_collectives(self) -> list[Collectives]:
-        """Those that may have been asked for."""
+        """All collectives that a graph may use."""
         copied = self.workload.replica_groups is not None and self.topology.job is not None
         return [self.collectives, self.all_ranks, *([self.copies] if copied else [])]
 
     @cached_property
     def dense(self) -> DenseWork:
-        of = self.workload
-        if not isinstance(of.dense, CapturedDense):
+        workload = self.workload
+        if not isinstance(workload.dense, CapturedDense):
             return self._dense()
-        sizes = of.batch_size, of.modules, of.position_weights, tuple(of.ids_per_sample.items())
-        return _work_of_captured(_Captured((id(of.dense), id(self.hardware), *sizes), self))
+        sizes = (
+            workload.batch_size,
+            workload.modules,
+            workload.position_weights,
+            tuple(workload.ids_per_sample.items()),
+        )
+        return _work_of_captured(_Captured((id(workload.dense), id(self.hardware), *sizes), self))
 
     @cached_property
     def uneven(self) -> float:
-        """Share by which the dense part of the longest of all ranks' batches outlasts the mean."""
+        """Share by which the dense part of the longest batch outlasts that of the mean batch."""
         lengths = sample_lengths(self.workload)
         if lengths is None:
             return 0.0
-        of, ranks = self._length_shares, self.topology.whole.world_size
-        return lengths.excess(of.linear, of.square, self.workload.batch_size, ranks)
+        shares, ranks = self._length_shares, self.topology.whole.world_size
+        return lengths.excess(shares.linear, shares.square, self.workload.batch_size, ranks)
 
     @property
     def _length_shares(self) -> LengthShares:
-        """As given, or by what the ops take of samples that are a little longer."""
+        """Given shares, or those that the ops imply on samples that are a little longer."""
         dense = self.workload.dense
         if dense.length_shares is not None or isinstance(dense, MeasuredDense):
             return dense.length_shares or LengthShares()
@@ -113,7 +118,7 @@ class FixedCosts:
         return self.layer_host_ms(ops, kernels)
 
     def pipeline_host_ms(self) -> float:
-        """Host time of an iteration outside its stages, with what the pipeline does ahead."""
+        """Return the host time in ms of an iteration outside its stages, pipeline included."""
         cost, hw = self.hardware.overheads, self.hardware
         if hw.inline:
             return us(cost.iteration_us)
@@ -121,11 +126,11 @@ class FixedCosts:
         return us(cost.iteration_us + cost.batch_us) + ahead * self.host_ms(HOST_OPS["pipeline"])
 
     def optimizer_ms(self, parameters: ArrayLike) -> Array:
-        """One step of the dense optimizer over so many elements of tables, in their shape."""
+        """Return the time in ms of a dense optimizer step over table elements, in their shape."""
         return optimizer_ms(self.hardware, self.workload.dense.optimizer, parameters)
 
     def step_host_ms(self, parameters: int, kernels: int) -> float:
-        """Host time in ms of a step of the dense optimizer over so many tensors."""
+        """Return the host time in ms of a dense optimizer step over ``parameters`` tensors."""
         each = self.hardware.overheads.step_us.get(self.workload.dense.optimizer)
         if each is not None:
             return us(each * parameters)
@@ -134,19 +139,19 @@ class FixedCosts:
         )
 
     def host_ms(self, ops: float, kernels: int = 0, collectives: int = 0) -> float:
-        """Host time in ms of so many framework ops, kernel launches and collective launches."""
+        """Return the host time in ms of framework ops, kernel launches and collective launches."""
         cost = self.hardware.overheads
         return us(ops * cost.op_us + kernels * cost.launch_us + collectives * cost.collective_us)
 
     def layer_host_ms(self, ops: float, kernels: int) -> float:
-        """Host time in ms of ops of the dense part, and of their launches."""
+        """Return the host time in ms of ops of the dense part and of their launches."""
         cost = self.hardware.overheads
         each = cost.op_us if cost.layer_op_us is None else cost.layer_op_us
         return us(ops * each + kernels * cost.launch_us)
 
 
 LONGER = 0.05
-"""Share by which samples are longer where the dense part is asked how it grows."""
+"""Share by which samples are lengthened to measure how the dense part grows."""
 
 
 def _with_longer_samples(workload: Workload) -> Workload:
@@ -162,11 +167,12 @@ def _with_longer_samples(workload: Workload) -> Workload:
 
 @dataclass(frozen=True)
 class _Captured:
-    """Costs with a captured dense part of a thousand ops, which workloads share whose tables or
-    exchanges differ.
+    """Cache key of a captured dense part.
+
+    Workloads whose tables or exchanges differ share the priced part, which has a thousand ops.
 
     Args:
-        same: the part, its sizes and the profile, the large ones by their identity.
+        same: the part, its sizes and the profile; the large ones by their identity.
     """
 
     same: tuple[object, ...]
@@ -174,5 +180,5 @@ class _Captured:
 
 
 @lru_cache(maxsize=4)
-def _work_of_captured(of: _Captured) -> DenseWork:
-    return of.costs._dense()
+def _work_of_captured(captured: _Captured) -> DenseWork:
+    return captured.costs._dense()

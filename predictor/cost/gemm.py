@@ -35,7 +35,7 @@ RESULT_BYTES = DATA_BYTES | {"fp8": 2}
 def gemm_ms(
     hw: HardwareProfile, m: float, n: float, k: float, dtype: str, layout: str = "nn"
 ) -> float:
-    """Time of ``[m, k] @ [k, n] -> [m, n]``.
+    """Return the time in ms of ``[m, k] @ [k, n] -> [m, n]``.
 
     Args:
         dtype: fp32, tf32, fp16, bf16 or fp8.
@@ -50,7 +50,7 @@ def products_ms(
     dtype: str,
     layout: str = "nn",
 ) -> Array:
-    """Times of many products ``[m, k] @ [k, n]`` at once, as `gemm_ms` takes them."""
+    """Return the times in ms of many products ``[m, k] @ [k, n]``, given as to `gemm_ms`."""
     times = gemm_times(hw.gemm, hw.sms, hw.memory.hbm, shape, dtype, hw.name, layout)
     if hw.gemm.vector_us is None:
         return times
@@ -60,17 +60,17 @@ def products_ms(
 
 
 def _vector_ms(hw: HardwareProfile, m: Array, n: Array, k: Array, dtype: str) -> Array:
-    """Time of a product with a vector, or of two (cuBLAS' gemv, and kernels for a depth of 1)."""
+    """Price a product with a vector, or of two (cuBLAS' gemv, and kernels for a depth of 1)."""
     gemm, item = hw.gemm, DATA_BYTES[dtype]
     moving = (item * (m * k + k * n) + RESULT_BYTES[dtype] * m * n) / hw.streaming
-    made = units.us(1e-3 * gemm.outer_ns_per_element) * m * n * (k == 1)
-    return np.asarray(units.us(gemm.vector_us or 0.0) + np.maximum(moving, made))
+    writing = units.us(1e-3 * gemm.outer_ns_per_element) * m * n * (k == 1)
+    return np.asarray(units.us(gemm.vector_us or 0.0) + np.maximum(moving, writing))
 
 
 def batched_ms(
     hw: HardwareProfile, count: int, m: float, n: float, k: float, dtype: str, layout: str = "nn"
 ) -> float:
-    """Time of ``count`` products ``[m, k] @ [k, n]``, as `gemm_ms` takes them.
+    """Return the time in ms of ``count`` products ``[m, k] @ [k, n]``, given as to `gemm_ms`.
 
     Libraries for GPUs run them as one kernel; those for CPUs one by one (MKL's gemm_batch), large
     ones as fast as a product alone.
@@ -86,8 +86,8 @@ def batched_ms(
         device = hw.sms, hw.memory.hbm
         times = tensor_times(gemm, cores, rate, device, shape, dtype, count, layout)
         return float(times)
-    known = {str(key): costs for key, costs in gemm.batches.items()}
-    costs = known.get("outer" if k == 1 else layout)
+    fitted = {str(key): costs for key, costs in gemm.batches.items()}
+    costs = fitted.get("outer" if k == 1 else layout)
     if costs is not None:
         return units.us(gemm.floor_us) + count * small_product_ms(costs, m, n, k)
     if not gemm.batched_us:
@@ -107,7 +107,7 @@ def attention_ms(
     backward: bool,
     causal: bool = False,
 ) -> float:
-    """Time of the arithmetic of fused attention.
+    """Return the time in ms of the arithmetic of fused attention.
 
     Blocks of queries go over the SMs in waves, each past all of its keys; the threads of a CPU take
     rows as they come.
@@ -123,8 +123,8 @@ def attention_ms(
     blocks = heads * tiles
     waves = 1.0 if hw.inline else math.ceil(blocks / hw.sms) * hw.sms / max(1, blocks)
     last = keys - queries + rows * np.arange(1, tiles + 1) if causal else np.full(tiles, keys)
-    seen = np.ceil(np.minimum(last, keys) / step) * step
-    pairs = rows * heads * waves * float((seen + gemm.attention_prologue).sum())
+    visible = np.ceil(np.minimum(last, keys) / step) * step
+    pairs = rows * heads * waves * float((visible + gemm.attention_prologue).sum())
     share = gemm.attention_backward if backward else gemm.attention_forward
     flop = (10 if backward else 4) * pairs * width
     floor = gemm.floor_us + heads * gemm.attention_head_us[backward]
@@ -132,19 +132,22 @@ def attention_ms(
 
 
 def small_product_ms(costs: Sequence[float], m: float, n: float, k: float) -> float:
-    """One product of a batch: its operands are packed, whatever its depth (Goto and van de Geijn
-    2008), and its result is computed in whole tiles."""
+    """Return the time in ms of one product of a batch.
+
+    Its operands are packed, whatever its depth (Goto and van de Geijn 2008), and its result is
+    computed in whole tiles.
+    """
     return units.us(1e-3 * float(np.dot(costs, small_product_work(m, n, k))))
 
 
 def small_product_work(m: float, n: float, k: float) -> tuple[float, float, float, float]:
-    """Elements of both operands and of the result, and multiplications of its whole tiles."""
+    """Count the elements of operands and result, and the multiplications of whole tiles."""
     rows, columns = (math.ceil(side / SMALL_TILE) * SMALL_TILE for side in (m, n))
     return m * k, k * n, m * n, rows * columns * k
 
 
 def product_rate(gemm: Gemm, dtype: str, name: str) -> float:
-    """FLOP/ms of large products of a data type."""
+    """Return the FLOP/ms of large products of a data type."""
     return units.tflops(_peak_tflops(gemm, dtype, name))
 
 
@@ -166,7 +169,7 @@ def gemm_times(
     name: str = "profile",
     layout: str = "nn",
 ) -> Array:
-    """Times in ms of many multiplications at once.
+    """Return the times in ms of many multiplications.
 
     Args:
         hbm: achieved bandwidth in bytes/ms.
@@ -202,7 +205,7 @@ def tensor_times(
     count: float = 1,
     layout: str = "nn",
 ) -> Array:
-    """Times in ms of batches of ``count`` products by the tensor-core kernels of a data type.
+    """Price batches of ``count`` products in ms by the tensor-core kernels of a data type.
 
     Args:
         device: SMs, and achieved HBM bandwidth in bytes/ms.
@@ -244,7 +247,7 @@ def tensor_times(
 
 
 def tiled_flops(gemm: Gemm, sms: int, m: Array, n: Array, k: Array) -> Array:
-    """``[..., tiles, splits]``: FLOP the device could have done in the time each choice takes."""
+    """Return the FLOP that fit into the time of each choice of tile, ``[..., tiles, splits]``."""
     sides = np.array(gemm.tiles, dtype=np.float64)
     rows, columns = sides[:, :1], sides[:, 1:]
     pieces = 2.0 ** np.arange(int(np.log2(gemm.split_k)) + 1)

@@ -26,22 +26,24 @@ LATENCIES = LONGEST.stop - LONGEST.start
 
 
 class GrowingArray:
+    """Array that grows along its last axis, at an amortised constant cost per value."""
+
     def __init__(self, *shape: int, dtype: type = float) -> None:
         self._held: NDArray[Any] = np.zeros((*shape, 64), dtype=dtype)
         self.size = 0
 
     @property
     def array(self) -> NDArray[Any]:
-        """All values so far, ``[..., size]``."""
+        """Values appended so far, ``[..., size]``."""
         return self._held[..., : self.size]
 
     def extend(self, more: NDArray[Any]) -> None:
         """Append values ``[..., count]``."""
         end = self.size + more.shape[-1]
         if end > self._held.shape[-1]:
-            held = np.zeros((*self._held.shape[:-1], 2 * end), dtype=self._held.dtype)
-            held[..., : self.size] = self.array
-            self._held = held
+            grown = np.zeros((*self._held.shape[:-1], 2 * end), dtype=self._held.dtype)
+            grown[..., : self.size] = self.array
+            self._held = grown
         self._held[..., self.size : end] = more
         self.size = end
 
@@ -60,7 +62,7 @@ class RankRows:
         self._new.append((ranks, values))
 
     def of(self, items: Ints) -> tuple[Ints, Ints, Ints]:
-        """The rows of many items: of each its position in ``items``, rank and index in `column`."""
+        """Return the rows of items: position in ``items``, rank and index in `column` of each."""
         self._take_in()
         count = self._count.array[items]
         owner = np.repeat(np.arange(len(items)), count)
@@ -72,7 +74,7 @@ class RankRows:
         """Append all new items at once, which costs little more than appending one."""
         if self._new:
             ranks, values = (np.concatenate(side) for side in zip(*self._new, strict=True))
-            count = np.array([len(one) for one, _ in self._new])
+            count = np.array([len(new) for new, _ in self._new])
             self._first.extend(self._ranks.size + np.cumsum(count) - count)
             self._count.extend(count)
             self._ranks.extend(ranks)
@@ -86,11 +88,13 @@ class RankRows:
         return [int(column) for column in np.flatnonzero(self._used)]
 
     def column(self, column: int) -> Array:
-        """One column of every row."""
+        """Return one column of every row."""
         return np.asarray(self._values.array[column])
 
 
 class LoadSums:
+    """Load rows of numbered shardings, and their sums over plans."""
+
     def __init__(self, shards: ShardLoads) -> None:
         self.shards = shards
         self.world_size = shards.topology.world_size
@@ -125,26 +129,26 @@ class LoadSums:
         self.alone.append(ranks, per_rank)
 
     def group(self, numbers: Ints) -> Ints:
-        """Lookup group of each numbered sharding, in the shape of ``numbers``."""
+        """Return the lookup group of each numbered sharding, in the shape of ``numbers``."""
         return np.asarray(self._group.array[numbers])
 
     def most(self, groups: Ints) -> Array:
-        """The longest latencies of any shard of some lookup groups so far, ``[2, groups]``."""
+        """Return the longest latencies of any shard of lookup groups so far, ``[2, groups]``."""
         return np.stack([self._most.get(g, np.zeros(LATENCIES)) for g in groups.tolist()], axis=-1)
 
     def totals(self, chosen: Selection, plans: int, place: Ints, groups: int) -> Array:
-        """Summed loads ``[COLUMNS, groups, ranks, plans]`` without the longest latencies.
+        """Sum loads, without the longest latencies, ``[COLUMNS, groups, ranks, plans]``.
 
         Args:
             place: lookup group -> its position on the second axis; ``groups`` for groups left out.
         """
         total = np.zeros((COLUMNS, groups, self.world_size, plans))
         both = self.alone, self.everywhere
-        for rows, width, owner, found, target in self._entries(both, chosen, place, plans):
+        for rows, width, owner, indices, target in self._entries(both, chosen, place, plans):
             signs = None if chosen.signs is None else chosen.signs[owner]
             size = (groups + 1) * width * plans
             for column in rows.columns:
-                values = rows.column(column)[found]
+                values = rows.column(column)[indices]
                 if signs is not None:
                     values *= signs
                 sums = np.bincount(target, values, size).reshape(groups + 1, width, plans)
@@ -154,15 +158,18 @@ class LoadSums:
     def _entries(
         self, both: tuple[RankRows, RankRows], chosen: Selection, place: Ints, plans: int
     ) -> Iterator[tuple[RankRows, int, Ints, Ints, Ints]]:
-        """Of the rows by rank, then of those of all ranks alike: the rows, the ranks that they tell
-        apart, and of each chosen one its sharding, index and place in ``[groups, ranks, plans]``.
+        """Yield the rows by rank, then those that all ranks share.
+
+        Yields:
+            The rows; their number of distinct ranks; and for each entry its position in ``chosen``,
+            its index in the rows and its place in ``[groups, ranks, plans]``.
         """
         at = place[self.group(chosen.numbers)]
         for rows, width in zip(both, (self.world_size, 1), strict=True):
-            owner, ranks, found = rows.of(chosen.numbers)
+            owner, ranks, indices = rows.of(chosen.numbers)
             if len(owner):
                 target = (at[owner] * width + ranks) * plans + chosen.owners[owner]
-                yield rows, width, owner, found, target
+                yield rows, width, owner, indices, target
 
     def added(
         self,
@@ -173,12 +180,12 @@ class LoadSums:
         shares: Array,
         kinds: Ints,
     ) -> Array:
-        """What shardings add to columns that are larger by some shares, draw by draw.
+        """Sum shares of the shardings' columns, draw by draw.
 
         Args:
             place: lookup group -> its position; all groups of the shardings have one.
             shape: ``(groups, plans)``.
-            shares: of each column and draw and kind of sharding, ``[columns, draws, kinds]``.
+            shares: factor by column, draw and kind of sharding, ``[columns, draws, kinds]``.
             kinds: of each chosen sharding.
 
         Returns:
@@ -188,10 +195,10 @@ class LoadSums:
         draws = shares.shape[1]
         total = np.zeros((len(columns), groups, self.world_size, draws, plans))
         both = self.alone, self.everywhere
-        for rows, width, owner, found, target in self._entries(both, chosen, place, plans):
+        for rows, width, owner, indices, target in self._entries(both, chosen, place, plans):
             kind = kinds[owner]
             for way, column in enumerate(columns):
-                values = rows.column(column)[found]
+                values = rows.column(column)[indices]
                 for draw, share in enumerate(shares[way]):
                     sums = np.bincount(target, values * share[kind], groups * width * plans)
                     total[way, :, :, draw] += sums.reshape(groups, width, plans)
@@ -205,12 +212,12 @@ class LoadSums:
         """
         _, groups, _, plans = total.shape
         both = self._longest, self._longest_everywhere
-        for rows, width, _, found, target in self._entries(both, chosen, place, plans):
+        for rows, width, _, indices, target in self._entries(both, chosen, place, plans):
             for column in range(LATENCIES):
                 most = np.zeros(groups * width * plans)
-                np.maximum.at(most, target, rows.column(column)[found])
-                known = total[LONGEST.start + column]
-                np.maximum(known, most.reshape(groups, width, plans), out=known)
+                np.maximum.at(most, target, rows.column(column)[indices])
+                latencies = total[LONGEST.start + column]
+                np.maximum(latencies, most.reshape(groups, width, plans), out=latencies)
 
 
 @dataclass(frozen=True)
@@ -229,7 +236,7 @@ class Selection:
 
 
 def _per_rank(ranks: Ints, loads: Array) -> tuple[Ints, Array]:
-    """Ranks without repetition, and the summed load of the shards on each."""
+    """Return the ranks without repetition, and the summed load of the shards on each."""
     once, where = np.unique(ranks, return_inverse=True)
     total = np.zeros((len(once), COLUMNS))
     for at, load in zip(where, loads, strict=True):
@@ -242,7 +249,7 @@ Filled = dict[int, Array]
 
 
 class CacheSums:
-    """Stores what numbered shardings add to the caches of which ranks, and sums it."""
+    """Contributions of numbered shardings to the caches of their ranks, and their sums."""
 
     def __init__(self, shards: ShardLoads) -> None:
         self.shards = shards
@@ -263,11 +270,11 @@ class CacheSums:
             self._known[number] = group, ranks, np.stack([*per_rank.values()])
 
     def sum_contents(self, numbers: Ints) -> Filled:
-        """Sum of what the shardings of one plan add."""
-        found: Filled = {}
+        """Sum the contributions of the shardings of one plan."""
+        contents: Filled = {}
         for number in numbers.tolist() if self._known else ():
-            self._put(found, number, 1.0)
-        return found
+            self._put(contents, number, 1.0)
+        return contents
 
     def _put(self, filled: Filled, number: int, sign: float) -> None:
         if number in self._known:

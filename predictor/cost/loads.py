@@ -1,4 +1,4 @@
-"""What each shard puts on its rank: kernel time, ids, outputs. Loads of one group add up.
+"""Loads of shards on their ranks: kernel time, ids, outputs. Loads of one group add up.
 
 TorchRec runs the tables of one module and sharding type that agree in data type, pooling and
 optimizer as one fused lookup (`group_tables` in torchrec/distributed/embedding_sharding.py), so a
@@ -37,7 +37,7 @@ SUMMED_FIRST = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType
 
 
 class Load(IntEnum):
-    """Columns of a load vector."""
+    """Column of a load vector."""
 
     FORWARD_MS = 0
     BACKWARD_MS = 1
@@ -103,7 +103,7 @@ WAYS = (
 )
 """Direction of a lookup, the columns of its time, and of its variance."""
 NO_IDS = 1e-9
-"""Share of its ids at which a lookup takes as long as with none."""
+"""Share of its ids at which a lookup counts as having none."""
 LAUNCH = (Load.SHARDS, *range(Load.ROWS, COLUMNS))
 """Columns about a launch as a whole; zero where loads of several groups are mixed."""
 
@@ -116,7 +116,7 @@ def add(total: Array, load: Array) -> None:
 
 
 class ShardLoads:
-    """Computes the loads of shards, and keeps them."""
+    """Loads of shards, computed once and kept."""
 
     def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
         self.workload = workload
@@ -132,7 +132,7 @@ class ShardLoads:
         return self
 
     def of_table(self, index: int, plan: TablePlan) -> tuple[NDArray[np.intp], Array]:
-        """Ranks ``[shards]`` and load vectors ``[shards, COLUMNS]`` of a table under a plan."""
+        """Return ranks ``[shards]`` and load vectors ``[shards, COLUMNS]`` of a table in a plan."""
         ranks = np.array(plan.ranks, dtype=np.intp)
         if any(map(_rows_differ, self.workload.tables[index].features)):
             return ranks, np.stack([self.of_shard(index, plan, shard) for shard in plan.shards])
@@ -143,7 +143,7 @@ class ShardLoads:
         return ranks, np.stack([self.of_shard(index, plan, shard) for shard in first])[which]
 
     def of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array:
-        """Load vector ``[COLUMNS]`` of one shard; it does not depend on the shard's rank.
+        """Return the load vector ``[COLUMNS]`` of one shard; it does not depend on its rank.
 
         For ``fused_uvm_caching`` it counts as if no other shard shared the cache; see
         `cache_of_shard`.
@@ -151,8 +151,11 @@ class ShardLoads:
         return self._of(index, plan, shard)[0]
 
     def cache_of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array | None:
-        """What one shard adds to the cache of its launch, ``[shared_cache.COLUMNS]``; None if the
-        shard uses no cache."""
+        """Return the contribution of one shard to the cache of its launch.
+
+        Returns:
+            ``[shared_cache.COLUMNS]``; None if the shard uses no cache.
+        """
         return self._of(index, plan, shard)[1]
 
     def _of(self, index: int, plan: TablePlan, shard: Shard) -> tuple[Array, Array | None]:
@@ -168,7 +171,7 @@ class ShardLoads:
         return self._known[key]
 
     def _correct(self, load: Array, index: int, plan: TablePlan, width: int) -> None:
-        """Multiply, in place, by what was learned of this table's lookups."""
+        """Multiply, in place, by the learned factors of this table's lookups."""
         kind, kernel = plan.sharding_type.value, plan.compute_kernel.value
         key, pooled = self.workload.keys[index], self.workload.tables[index].is_pooled
         for way, columns, variance in WAYS if self.learned is not None else ():
@@ -201,7 +204,7 @@ class ShardLoads:
         if plan.compute_kernel.is_cached and shard.size[0]:
             whole = table_of(lookups)
             total[filling_column(self.workload)] += self.lookups.prefetch_ms(whole)
-            # others have a cache of their own
+            # tables under other kernels have a cache of their own
             if plan.compute_kernel is ComputeKernel.FUSED_UVM_CACHING and (
                 self.lookups.fetch_ms(whole) > 0
             ):
@@ -222,14 +225,14 @@ class ShardLoads:
         return [self._lookup(table, feature, plan, shard) for feature in table.features]
 
     def _samples(self, plan: TablePlan) -> int:
-        """Those whose ids a shard serves: of one rank where every rank has the table."""
+        """Count the samples whose ids a shard serves: one rank's where every rank has the table."""
         local = plan.sharding_type is ShardingType.DATA_PARALLEL
         return self.workload.batch_size * (1 if local else self.topology.world_size)
 
     def _put_variances(
         self, load: Array, feature: Feature, plan: TablePlan, lookup: LookupShard
     ) -> None:
-        """Enter how the times vary over batches: what a lookup takes without ids does not."""
+        """Enter the variances of the times over batches; the time without ids does not vary."""
         if self.workload.balance_batches and plan.sharding_type is ShardingType.DATA_PARALLEL:
             return
         share = min(1.0, lookup.bins.mass)
@@ -285,8 +288,11 @@ class ShardLoads:
         )
 
     def _widest_dim(self, table: Table, shard: Shard) -> int:
-        """Of a launch with this shard: whole tables share it with those of their module, and slices
-        of columns with others that are taken to be as wide."""
+        """Return the widest row of a launch with this shard.
+
+        Whole tables share a launch with those of their module. Slices of columns share it with
+        others that are taken to be as wide.
+        """
         if shard.size[1] < table.embedding_dim:
             return shard.size[1]
         return self._widest[table.module]
@@ -299,7 +305,7 @@ class ShardLoads:
         return widest
 
     def _load(self, lookup: LookupShard) -> Array:
-        """Load of one feature of a shard, without filling the cache."""
+        """Return the load of one feature of a shard, without filling the cache."""
         load = np.zeros(COLUMNS)
         load[Load.IDS] = lookup.ids
         load[Load.WEIGHTED_IDS] = lookup.ids if lookup.weighted else 0.0
@@ -327,15 +333,15 @@ class ShardLoads:
 
 
 def filling_column(workload: Workload) -> Load:
-    """Where filling caches counts: ahead of the lookup, or within it."""
+    """Return the column of the time to fill caches: ahead of the lookup, or within it."""
     ahead = workload.train_pipeline == "prefetch_sparse_dist"
     return Load.PREFETCH_MS if ahead else Load.FORWARD_MS
 
 
 def shard_bins(table: Table, feature: Feature, shard: Shard) -> Bins:
-    """The rows of a shard with their draw probabilities over the whole table.
+    """Return the rows of a shard with their draw probabilities over the whole table.
 
-    A distribution that was measured by id range knows the rows of a shard. For the others, with
+    A distribution that was measured by id range has the rows of a shard. In others with
     ``id_order: frequency`` low ids are hot: a row range is a range of popularity ranks, and the
     first row-wise shard is the hot one. With random ids every range gets an equal share.
     """
@@ -353,13 +359,13 @@ def shard_bins(table: Table, feature: Feature, shard: Shard) -> Bins:
 
 
 def _rows_differ(feature: Feature) -> bool:
-    """Whether row ranges of the same size can differ in load."""
+    """Tell whether row ranges of the same size can differ in load."""
     measured = isinstance(feature.distribution, EmpiricalByRange)
     return measured or feature.id_order == "frequency"
 
 
 def fused_forward_ms(load: Array) -> Array:
-    """Forward of fused lookups with summed loads ``[..., COLUMNS]``, without their floor, in ms.
+    """Return the forward of fused lookups of loads ``[..., COLUMNS]`` in ms, without their floor.
 
     Times of shards add up but for three things that only the launch as a whole decides: how many
     tables share the L2, how many bits of the row numbers are sorted, and whether the longest chain
@@ -370,41 +376,42 @@ def fused_forward_ms(load: Array) -> Array:
 
 
 def fused_backward_ms(load: Array, group: LookupGroup, hardware: HardwareProfile) -> Array:
-    """As `fused_forward_ms`, of the backward with its optimizer step."""
+    """Return the backward of fused lookups, optimizer step included; see `fused_forward_ms`."""
     time = load[..., Load.BACKWARD_MS] + _sorting_ms(load, group, hardware)
     return np.maximum(time, load[..., Load.BACKWARD_LONGEST_MS])
 
 
 def _sharing_ms(load: Array) -> Array:
-    """What tables add by sharing the L2: linear in their number between 1, 2, 4, 8 and 16.
+    """Return the time that tables add by sharing the L2, in ms.
 
-    A table's cost at each of these shares is tabulated once, so that the loads of tables still add
-    up; which of them count follows from the number of tables on the rank.
+    It is linear in their number between 1, 2, 4, 8 and 16. A table's cost at each of these shares
+    is tabulated once, so that the loads of tables still add up; the number of tables on the rank
+    decides which columns count.
     """
-    found: Array = np.zeros(())
+    total: Array = np.zeros(())
     for column, tables in enumerate(SHARERS, start=SHARED.start):
         added = load[..., column]
         if added.any():
             half = tables / 2
-            found = found + added * np.clip((load[..., Load.SHARDS] - half) / half, 0.0, 1.0)
-    return found
+            total = total + added * np.clip((load[..., Load.SHARDS] - half) / half, 0.0, 1.0)
+    return total
 
 
 def _sorting_ms(load: Array, group: LookupGroup, hardware: HardwareProfile) -> Array:
-    """Passes of the sort beyond those that the tables would need one by one."""
-    one = lookup_model(hardware).sort_pass_ms(
+    """Price the sort passes beyond those that the tables would need one by one, in ms."""
+    pass_ms = lookup_model(hardware).sort_pass_ms(
         weighted=group.weighted, pooled=group.pooling != "none"
     )
     passes = lookup_model(hardware).sort_passes(load[..., Load.ROWS])
     beyond = load[..., Load.IDS] * passes - load[..., Load.SORTED]
-    return np.maximum(beyond, 0.0) * one
+    return np.maximum(beyond, 0.0) * pass_ms
 
 
 class DrawnLoads(ShardLoads):
     """Loads whose lookups have errors of their own, by table, direction and sharding type.
 
-    What lookups share, such as a cache or the longest latencies, is as predicted; the errors that
-    all lookups have in common are on the operations.
+    Costs that lookups share, such as those of a cache or the longest latencies, stay as predicted.
+    Errors that all lookups have in common are on the operations.
 
     Args:
         loads: as predicted; computed once for many draws.

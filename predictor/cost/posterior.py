@@ -1,4 +1,4 @@
-"""What a job has taught of the costs: factors, and the errors that they still have.
+"""Factors on costs learned from jobs, and their remaining errors.
 
 Every time is a sum of parts ``p_i``, each multiplied by the factors that
 `predictor.hardware.learned.factors_in` names. With ``x`` the logarithms of all factors and ``J``
@@ -11,9 +11,9 @@ where ``P`` is diagonal: the errors that the profile states. The posterior is th
 
     G = P J' (J P J' + R)^-1,    mean = G log(measured / predicted),    covariance = P - G J P.
 
-Shares of a whole step are those that its phases give, which have one kind of part each and are
-linear already; nothing else is iterated. The order of the evidence does not matter: all of it is
-kept, so that a second job is joined to the first by one update of both.
+A phase has one kind of part, so its shares are constant. The shares of a whole step are taken at
+the factors that the phases give; nothing else is iterated. The order of the evidence does not
+matter: all of it is kept, and a second job is joined to the first by one update of both.
 """
 
 from __future__ import annotations
@@ -55,27 +55,26 @@ from predictor.model.workload import Workload
 Array = NDArray[np.float64]
 
 MACHINE_ERROR, NETWORK_ERROR = 0.5, 1.0
-"""1-sigma errors that all costs of a group have in common on another machine than the profile's,
-and the latencies and bandwidths of another network: a slow link also slows exchanges that no plan
-has run yet. Lookups with pooling and without are as far apart as two groups."""
+"""1-sigma errors on another machine than the profile's: of all costs of a group together, and of
+the network's latencies and bandwidths. A slow link also slows exchanges that no plan has run yet.
+Lookups with pooling and without differ as much as two groups."""
 OTHER_HOST_ERROR = 0.15
-"""1-sigma error of what the host of one model's steps says of another model's, whose ops are other
-ones: 36 walls of 12 models on one H100, each by a recording of another (TorchRec 1.7, 2026-11)."""
+"""1-sigma error of one model's host factor applied to another model, which runs other ops: 36 wall
+times of 12 models on one H100, each by a recording of another (TorchRec 1.7, 2026-11)."""
 STEP = "step"
 LEAST_NOISE = 0.03
-"""1-sigma relative error of a measured time at least: what the same phase differs by from one run
-of a job to the next."""
+"""Least 1-sigma relative error of a measured time: the spread of a phase between runs of a job."""
 MOST_FACTOR = 1000
 LEAST_MS = 1e-100
-"""A predicted time below it is none."""
+"""Predicted times below it count as zero."""
 
 
 @dataclass(frozen=True)
 class _Posterior:
-    """Logarithms of factors by name: mean and covariance.
+    """Mean and covariance of the logarithms of factors.
 
     Args:
-        spent: ms of all measurements that have the factor.
+        spent: measured ms that the evidence has for each factor.
     """
 
     at: dict[str, int]
@@ -85,9 +84,9 @@ class _Posterior:
 
 
 def posterior(
-    given: Sequence[Evidence], hardware: HardwareProfile, topology: Topology
+    evidence: Sequence[Evidence], hardware: HardwareProfile, topology: Topology
 ) -> tuple[tuple[Factor, ...], dict[str, Remaining]]:
-    """Factors with the errors that are left, and those of the profile's groups.
+    """Return the factors with their remaining errors, and the remaining errors of profile groups.
 
     Args:
         hardware: without what it has learned; its stated errors are the prior.
@@ -95,39 +94,39 @@ def posterior(
     Raises:
         InputError: a factor is beyond `MOST_FACTOR`.
     """
-    found = _posterior(given, hardware, topology)
+    fitted = _posterior(evidence, hardware, topology)
     factors = tuple(
         Factor(
             group=name.partition("/")[0],
             table=name.partition("/")[2] or None,
-            factor=round(math.exp(found.mean[i]), 5),
-            error=round(math.sqrt(max(found.covariance[i, i], 0.0)), 5),
-            evidence_ms=round(float(found.spent[i]), 4),
+            factor=round(math.exp(fitted.mean[i]), 5),
+            error=round(math.sqrt(max(fitted.covariance[i, i], 0.0)), 5),
+            evidence_ms=round(float(fitted.spent[i]), 4),
         )
-        for name, i in found.at.items()
+        for name, i in fitted.at.items()
     )
-    return factors, dict(_remaining(found, hardware, topology))
+    return factors, dict(_remaining(fitted, hardware, topology))
 
 
 def errors_left(
     workload: Workload, topology: Topology, hardware: HardwareProfile
 ) -> FactorErrors | None:
-    """How wrong the factors of a profile may still be; None where it has learned nothing."""
+    """Return the remaining errors of a profile's factors; None where it has learned nothing."""
     learned = hardware.learned
     if learned is None or not learned.evidence:
         return None
     plain = hardware.model_copy(update={"learned": None})
-    found = _posterior(learned.evidence, plain, topology)
-    same, covariance = learned.model == workload.name, found.covariance
-    if HOST in found.at and not same:
-        host = found.at[HOST]
+    fitted = _posterior(learned.evidence, plain, topology)
+    same, covariance = learned.model == workload.name, fitted.covariance
+    if HOST in fitted.at and not same:
+        host = fitted.at[HOST]
         covariance[host, host] += OTHER_HOST_ERROR**2
     values, vectors = np.linalg.eigh(covariance)
     return FactorErrors(
-        at={name: i for name, i in found.at.items() if same or "/" not in name},
+        at={name: i for name, i in fitted.at.items() if same or "/" not in name},
         root=vectors * np.sqrt(np.maximum(values, 0.0)),
         prior=lambda name: _prior(name, plain, topology),
-        measured=frozenset(part for one in learned.evidence for part in one.parts_ms),
+        measured=frozenset(part for row in learned.evidence for part in row.parts_ms),
         tables=tuple(
             (key, table.is_pooled)
             for key, table in zip(workload.keys, workload.tables, strict=True)
@@ -136,21 +135,23 @@ def errors_left(
 
 
 def _posterior(
-    given: Sequence[Evidence], hardware: HardwareProfile, topology: Topology
+    evidence: Sequence[Evidence], hardware: HardwareProfile, topology: Topology
 ) -> _Posterior:
-    parts = dict.fromkeys(part for one in given for part in one.parts_ms)
+    parts = dict.fromkeys(part for row in evidence for part in row.parts_ms)
     names = list(dict.fromkeys(name for part in parts for name in factors_in(part)))
     prior = np.array([_prior(name, hardware, topology) for name in names])
     at = {name: i for i, name in enumerate(names)}
-    phases = [one for one in given if one.what != STEP]
+    phases = [row for row in evidence if row.what != STEP]
     around = np.zeros(len(names))
-    for rows in filter(None, (phases, given)):
+    for rows in filter(None, (phases, evidence)):
         shares, ratios = _linear(rows, at, around)
-        noise = np.array([one.noise for one in rows])
+        noise = np.array([row.noise for row in rows])
         mean, covariance = update(prior, shares, ratios, noise)
         _refuse_beyond(dict(zip(names, mean.tolist(), strict=True)))
         around = mean
-    return _Posterior(at, mean, covariance, shares.T @ np.array([one.measured_ms for one in given]))
+    return _Posterior(
+        at, mean, covariance, shares.T @ np.array([row.measured_ms for row in evidence])
+    )
 
 
 def _refuse_beyond(logarithms: Mapping[str, float]) -> None:
@@ -164,31 +165,36 @@ def _refuse_beyond(logarithms: Mapping[str, float]) -> None:
         )
 
 
-def _linear(given: Sequence[Evidence], at: Mapping[str, int], around: Array) -> tuple[Array, Array]:
-    """Shares ``[measurements, factors]`` and log ratios ``[measurements]`` to first order around
-    logarithms of factors ``[factors]``."""
-    shares, ratios = np.zeros((len(given), len(at))), np.zeros(len(given))
-    for i, one in enumerate(given):
+def _linear(
+    evidence: Sequence[Evidence], at: Mapping[str, int], around: Array
+) -> tuple[Array, Array]:
+    """Linearise the evidence around logarithms of factors ``[factors]``.
+
+    Returns:
+        Shares ``[measurements, factors]`` and log ratios ``[measurements]``.
+    """
+    shares, ratios = np.zeros((len(evidence), len(at))), np.zeros(len(evidence))
+    for i, row in enumerate(evidence):
         times = {
             part: ms * math.exp(sum(around[at[name]] for name in factors_in(part)))
-            for part, ms in one.parts_ms.items()
+            for part, ms in row.parts_ms.items()
         }
         total = sum(times.values())
         if not total > LEAST_MS:
             raise InputError(
-                f"the evidence '{one.what}' has no predicted time beside its {one.measured_ms:g} ms"
+                f"the evidence '{row.what}' has no predicted time beside its {row.measured_ms:g} ms"
                 "; learn again from the traces",
                 inputs=("hardware",),
             )
         for part, ms in times.items():
             for name in factors_in(part):
                 shares[i, at[name]] += ms / total
-        ratios[i] = math.log(one.measured_ms / total) + shares[i] @ around
+        ratios[i] = math.log(row.measured_ms / total) + shares[i] @ around
     return shares, ratios
 
 
 def update(prior: Array, shares: Array, ratios: Array, noise: Array) -> tuple[Array, Array]:
-    """Mean ``[factors]`` and covariance of logarithms of factors, given measurements.
+    """Return mean ``[factors]`` and covariance of logarithms of factors, given measurements.
 
     Args:
         prior: standard deviations ``[factors]`` around zero, independent.
@@ -203,7 +209,7 @@ def update(prior: Array, shares: Array, ratios: Array, noise: Array) -> tuple[Ar
 
 
 def _prior(name: str, hardware: HardwareProfile, topology: Topology) -> float:
-    """Standard deviation of a factor's logarithm, by what the profile states."""
+    """Return the standard deviation of a factor's logarithm that the profile implies."""
     group, _, table = name.partition("/")
     head, *rest = group.split(".")
     size = error_size(hardware, _groups(head, hardware, topology))
@@ -225,14 +231,14 @@ def _groups(head: str, hardware: HardwareProfile, topology: Topology) -> Iterabl
 
 
 def _remaining(
-    known: _Posterior, hardware: HardwareProfile, topology: Topology
+    fitted: _Posterior, hardware: HardwareProfile, topology: Topology
 ) -> Iterator[tuple[str, Remaining]]:
-    """What is left of the errors of the groups that the evidence is about.
+    """Yield the remaining errors of the groups that have evidence.
 
-    ``shared`` is that of a kind of cost as a whole, ``own`` that of a table or of one kind beside
-    it; means over the kinds that were measured.
+    ``shared`` is the error of a kind of cost as a whole. ``own`` is that of a table, or of one kind
+    beside it. Both are means over the measured kinds.
     """
-    at, covariance = known.at, known.covariance
+    at, covariance = fitted.at, fitted.covariance
     for head, groups in PROFILE_GROUPS.items():
         if head not in at:
             continue
@@ -243,10 +249,11 @@ def _remaining(
         own = [max(covariance[at[n], at[n]], 0.0) for n in single]
         for name in groups:
             stated = error_size(hardware, [name])
-            left = math.sqrt(np.mean(own)) if own else stated.own
+            own_error = math.sqrt(np.mean(own)) if own else stated.own
             yield (
                 name,
                 Remaining(
-                    shared=round(min(shared, stated.shared), 5), own=round(min(left, stated.own), 5)
+                    shared=round(min(shared, stated.shared), 5),
+                    own=round(min(own_error, stated.own), 5),
                 ),
             )

@@ -18,11 +18,11 @@ from predictor.hardware.schema import HardwareProfile, LinkCurves
 from predictor.units import MIB
 
 _MESSAGE, _RANKS = 16 * MIB, 8
-"""Links are compared by an all-to-all of so many bytes among so many ranks."""
+"""Bytes and ranks of the all-to-all by which links are compared."""
 
 
 def slowest(profiles: Sequence[HardwareProfile]) -> HardwareProfile:
-    """The profile that stands for a job on devices of several profiles, at least one."""
+    """Return the profile that stands for a job on devices of several profiles, at least one."""
     distinct: list[HardwareProfile] = []
     for profile in profiles:
         if profile not in distinct:  # by content: two files may have one name

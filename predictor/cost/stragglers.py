@@ -1,4 +1,4 @@
-"""How much longer the slowest rank takes than the slowest one in the mean.
+"""Expected excess of the slowest rank over the rank that is slowest in the mean.
 
 The ids of a rank are a random sum: their number varies from batch to batch, and with it the time
 of its lookups. All ranks meet at the next collective, so that an iteration pays the expected
@@ -19,20 +19,20 @@ LEAST = 0.05
 """Relative deviation of a shard's ids below which it counts as none: with thousands of ids, as
 usual, nothing then has to be computed. It counts in full from twice that on."""
 FEWEST_IDS = 1e-3
-"""Ids of a feature in a batch of all ranks; with fewer it costs what it costs with these."""
+"""Least ids of a feature in a batch of all ranks; a feature with fewer is priced with these."""
 RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024, 4096, 16384)
 OTHERS = 1.5
-"""Between 1 and 2, where random draws agree best."""
+"""Exponent of the weight of ranks behind the second; random draws agree best between 1 and 2."""
 BEHIND = np.linspace(0.0, 5.0, 51)
-"""How far a rank is behind the slowest one, in deviations."""
+"""Distances of a rank behind the slowest one, in deviations, at which its part is tabulated."""
 
 
 def relative_deviation(
     samples: float, lengths: float, deviation: float | None, share: float
 ) -> float:
-    """Standard deviation of the ids that fall on a shard, over their mean; 0 where it is small.
+    """Return the relative standard deviation of the ids that fall on a shard; 0 where it is small.
 
-    Ids of a sum of ``samples`` independent lengths, each id on the shard with probability
+    The ids are a sum of ``samples`` independent lengths, and each is on the shard with probability
     ``share``: ``S (mu m (1 - m) + m^2 sigma^2) / (S mu m)^2`` is the square (law of total
     variance). Between one and two times `LEAST` it rises from 0, so that fewer ids never take
     longer.
@@ -49,17 +49,17 @@ def relative_deviation(
         return 0.0
     part = lengths - math.floor(lengths)
     variance = part * (1 - part) if deviation is None else deviation**2
-    found = math.sqrt(samples * (lengths * share * (1 - share) + share**2 * variance)) / ids
-    return min(found, 2 * (found - LEAST)) if found > LEAST else 0.0
+    relative = math.sqrt(samples * (lengths * share * (1 - share) + share**2 * variance)) / ids
+    return min(relative, 2 * (relative - LEAST)) if relative > LEAST else 0.0
 
 
 def common_share(
     lengths: float, deviation: float | None, correlation: float, share: float
 ) -> float:
-    """Part of `relative_deviation` that goes up and down with the other features of a sample.
+    """Return the part of `relative_deviation` that varies with the other features of a sample.
 
     Args:
-        correlation: two features of a sample correlate by the product of theirs.
+        correlation: two features of a sample correlate by the product of their correlations.
     """
     if not deviation or not correlation:
         return 0.0
@@ -68,19 +68,22 @@ def common_share(
 
 
 def expected_maximum(ranks: int, skew: float = 0.0) -> float:
-    """Of so many variables of mean 0 and deviation 1 that are normal but for a little skewness:
-    that of ``z + skew / 6 (z^2 - 1)`` (Cornish and Fisher 1938)."""
+    """Return the expected maximum of ``ranks`` slightly skewed standard normal variables.
+
+    It is that of ``z + skew / 6 (z^2 - 1)`` (Cornish and Fisher 1938).
+    """
     first = float(np.interp(ranks, RANKS, _expected_maxima()))
     second = float(np.interp(ranks, RANKS, _expected_squares()))
     return first + skew / 6 * (second - 1)
 
 
 def expected_excess(mean: Array, deviation: Array) -> Array:
-    """Expected maximum over ranks less the maximum of the means, ``[..., plans, 1]``; >= 0.
+    """Return the expected maximum over ranks less the maximum of the means, ``[..., plans, 1]``.
 
-    Exact for two ranks with equal deviations: the second one counts as the part of a rank that
-    makes the excess right. Of more ranks the others count as that part to the power of `OTHERS`;
-    against random draws the result is then off by at most a quarter of a deviation.
+    It is at least 0, and exact for two ranks with equal deviations: the second one counts as the
+    part of a rank that makes the excess right. With more ranks, the others count as that part to
+    the power of `OTHERS`; against random draws the result is then off by at most a quarter of a
+    deviation.
 
     Args:
         mean: of every rank, ``[..., plans, ranks]``.
@@ -104,7 +107,7 @@ def expected_excess(mean: Array, deviation: Array) -> Array:
 
 @cache
 def _parts() -> Array:
-    """Of `BEHIND`: the excess of two ranks over that of two equal ones.
+    """Tabulate the excess of two ranks over that of two equal ones, at `BEHIND`.
 
     ``E max(X, Y) - E X = sqrt(2) phi(d / sqrt(2)) - d (1 - Phi(d / sqrt(2)))`` for deviations of
     1 and means that are d apart (Clark 1961, eq. 2).
@@ -117,7 +120,10 @@ def _parts() -> Array:
 
 @cache
 def _expected_maxima() -> Array:
-    """Of so many standard normals: ``integral of 1 - Phi^n - (1 - Phi)^n over x > 0``."""
+    """Tabulate the expected maximum of n standard normals, at `RANKS`.
+
+    It is the ``integral of 1 - Phi^n - (1 - Phi)^n over x > 0``.
+    """
     x = np.linspace(0.0, 8.0, 801)
     below = _normal(x)
     return np.array([np.trapezoid(1 - below**n - (1 - below) ** n, x) for n in RANKS])
@@ -125,7 +131,7 @@ def _expected_maxima() -> Array:
 
 @cache
 def _expected_squares() -> Array:
-    """Of the largest of so many standard normals."""
+    """Tabulate the expected square of the largest of n standard normals, at `RANKS`."""
     x = np.linspace(0.0, 8.0, 801)
     below = _normal(x)
     return np.array([np.trapezoid(2 * x * (1 - below**n + (1 - below) ** n), x) for n in RANKS])

@@ -1,9 +1,9 @@
-"""How much longer the dense part of the longest batch takes than that of the mean one.
+"""Excess of the dense part of the longest batch over that of the mean batch.
 
-Every rank draws samples of its own. Where these are of unlike length (histories of users), so are
-batches, and with them the work that grows with the ids of a sample, or with their square, as
-attention does. All ranks meet in every iteration and wait for the longest. A rank's work is a sum
-over its samples, normal but for its skewness (docs/model.md, chapter 2).
+Every rank draws samples of its own. Where their lengths differ (histories of users), so does the
+work of batches that grows with the ids of a sample, or with their square, as attention does. All
+ranks meet in every iteration and wait for the longest. A rank's work is a sum over its samples,
+normal but for its skewness (docs/model.md, chapter 2).
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from predictor.cost.stragglers import FEWEST_IDS, expected_maximum
 from predictor.model.workload import Feature, Workload
 
 MOST_SKEW = 1.0
-"""Of a batch; a sum of fewer samples is not nearly normal."""
+"""Largest skewness of a batch; a sum of fewer samples is not nearly normal."""
 
 
 @dataclass(frozen=True)
 class SampleLengths:
-    """Ids of a sample: gamma distributed, or beta distributed where there is a largest number, as
-    where histories are cut.
+    """Distribution of the ids of a sample: gamma, or beta if histories are cut at a largest number.
 
     Args:
         mean, variance: above 0.
@@ -33,7 +32,7 @@ class SampleLengths:
     most: float | None = None
 
     def moment(self, order: int) -> float:
-        """Mean of that power of the ids, over that power of their mean."""
+        """Return the mean of a power of the ids, over that power of their mean."""
         if self.most is None:
             spread = self.variance / self.mean**2
             return math.prod(1 + k * spread for k in range(order))
@@ -44,7 +43,7 @@ class SampleLengths:
         return math.prod((share * both + k) / (both + k) / share for k in range(order))
 
     def excess(self, linear: float, square: float, samples: int, ranks: int) -> float:
-        """Expected work of the longest of all batches beyond the mean, over all dense work.
+        """Return the expected work of the longest batch beyond the mean, as a share of dense work.
 
         Args:
             linear, square: shares of that work that grow with the ids, and with their square.
@@ -67,7 +66,11 @@ class SampleLengths:
 
 
 def sample_lengths(workload: Workload) -> SampleLengths | None:
-    """Those of a sample's sequences together; None where all samples count as alike."""
+    """Return the joint length distribution of a sample's sequences.
+
+    Returns:
+        None where all samples count as alike.
+    """
     features = sequences(workload)
     if workload.balance_batches or not any(f.pooling_factor_std for f in features):
         return None
@@ -86,8 +89,8 @@ def sample_lengths(workload: Workload) -> SampleLengths | None:
 
 
 def sequences(workload: Workload) -> list[Feature]:
-    """Features without pooling, each once; all features where there are none."""
-    found: dict[bool, dict[tuple[str, str], Feature]] = {True: {}, False: {}}
+    """Return the features without pooling, each once; all features where there are none."""
+    by_pooling: dict[bool, dict[tuple[str, str], Feature]] = {True: {}, False: {}}
     for table in workload.tables:
-        found[table.is_pooled] |= {(table.module, f.name): f for f in table.features}
-    return [*(found[False] or found[True]).values()]
+        by_pooling[table.is_pooled] |= {(table.module, f.name): f for f in table.features}
+    return [*(by_pooling[False] or by_pooling[True]).values()]

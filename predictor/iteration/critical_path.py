@@ -23,8 +23,10 @@ HOST_NAME = "host issues work"
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the critical path: ``name`` on ``rank`` from ``start_ms`` to ``end_ms``; for
-    ``waiting_ms`` of it the rank waits for the one with the longest batch."""
+    """Stretch of the critical path: ``name`` on ``rank`` from ``start_ms`` to ``end_ms``.
+
+    For ``waiting_ms`` of it the rank waits for the one with the longest batch.
+    """
 
     name: str
     phase: str
@@ -41,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Visit:
-    """One step of the walk: operation ``op`` of an iteration on a rank, or the host if None."""
+    """Step of the walk: operation ``op`` of an iteration on a rank, or the host if None."""
 
     op: int | None
     iteration: int
@@ -51,7 +53,7 @@ class Visit:
 
 
 def critical_path(graph: Graph, timeline: Timeline) -> list[Segment]:
-    """The chain that fills the last iteration's period, in order of time.
+    """Return the chain that fills the last iteration's period, in order of time.
 
     The timeline must have been simulated for one plan with ``keep_steps=True``.
     """
@@ -66,10 +68,10 @@ def critical_path(graph: Graph, timeline: Timeline) -> list[Segment]:
 
 
 def absent_ranks(graph: Graph) -> list[NDArray[np.bool_]]:
-    """Of every operation of the first plan: where it does not exist, ``[ranks]``."""
+    """Return for every operation of the first plan the ranks it does not exist on, ``[ranks]``."""
     everywhere = np.zeros(graph.world_size, dtype=np.bool_)
-    gone = (op.absent(graph.world_size) for op in graph.ops)
-    return [everywhere if g is None else np.broadcast_to(g[0], everywhere.shape) for g in gone]
+    masks = (op.absent(graph.world_size) for op in graph.ops)
+    return [everywhere if g is None else np.broadcast_to(g[0], everywhere.shape) for g in masks]
 
 
 def _segment(graph: Graph, visit: Visit, horizon: float) -> Segment:
@@ -82,7 +84,7 @@ def _segment(graph: Graph, visit: Visit, horizon: float) -> Segment:
 
 
 def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:
-    """From the last thing that ends, step by step, to what let it start.
+    """Walk from the last end back to each cause in turn.
 
     No operation ends before it is issued, so no host is still busy when all streams are empty.
     """
@@ -107,7 +109,7 @@ def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:
 
 
 class _Walker:
-    """Looks up times of the kept steps of one plan."""
+    """Access to the times of the kept steps of one plan."""
 
     def __init__(self, graph: Graph, timeline: Timeline) -> None:
         self.graph = graph
@@ -124,27 +126,27 @@ class _Walker:
         return float(getattr(self.steps[iteration], name)[op, 0, rank])
 
     def last(self, iteration: int) -> tuple[int, int]:
-        """Operation and rank with the latest end in an iteration."""
+        """Return the operation and rank with the latest end in an iteration."""
         times = np.where(np.array(self.absent), -np.inf, self.steps[iteration].end[:, 0])
         op, rank = np.unravel_index(int(np.argmax(times)), times.shape)
         return int(op), int(rank)
 
     def before(self, indices: list[int], op: int, rank: int) -> int | None:
-        """The last of some operations that exists on a rank and comes before ``op``."""
+        """Return the last of some operations that exists on a rank and comes before ``op``."""
         for position in range(bisect_left(indices, op) - 1, -1, -1):
             if not self.absent[indices[position]][rank]:
                 return indices[position]
         return None
 
     def ended_late(self, iteration: int, op: int, rank: int) -> bool:
-        """True if the operation ended only because its last launch was late."""
+        """Tell whether a late last launch alone delayed the operation's end."""
         step = self.steps[iteration]
         cost = np.broadcast_to(self.graph.ops[op].cost_ms, step.end.shape[1:])[0, rank]
-        took = step.end[op, 0, rank] - step.start[op, 0, rank]
-        return bool(took > cost + TOLERANCE_MS)
+        elapsed = step.end[op, 0, rank] - step.start[op, 0, rank]
+        return bool(elapsed > cost + TOLERANCE_MS)
 
     def last_arrival(self, iteration: int, op: int, rank: int) -> int:
-        """The rank that a collective waited for."""
+        """Return the rank that a collective waited for."""
         scope = self.graph.ops[op].scope
         if scope is None:
             return rank
@@ -153,7 +155,7 @@ class _Walker:
         return int(ranks[np.argmax(self.steps[iteration].ready[op, 0, ranks])])
 
     def cause(self, iteration: int, op: int, rank: int) -> tuple[int, int] | None:
-        """``(iteration, op)`` whose end let the operation start, or None for the host's issue."""
+        """Return the ``(iteration, op)`` whose end let it start, or None for the host's issue."""
         ready = self.time("ready", iteration, op, rank)
         candidates = list(self._waited_for(iteration, op, rank))
         stream = self.in_stream[self.graph.ops[op].stream]
@@ -168,7 +170,7 @@ class _Walker:
         return None
 
     def _waited_for(self, iteration: int, op: int, rank: int) -> Iterator[tuple[int, int]]:
-        """Dependencies on a rank; in place of an absent one, what it would have waited for."""
+        """Yield dependencies on a rank; an absent one is replaced by its own dependencies."""
         for dep in self.graph.ops[op].deps:
             where = (iteration - dep.lag, dep.op)
             if self.absent[dep.op][rank] and where[0] >= 0:
@@ -179,11 +181,11 @@ class _Walker:
     def host_release(
         self, iteration: int, op: int, rank: int, thread: str
     ) -> tuple[int, int] | None:
-        """The operation that last held the host thread before it issued this one."""
+        """Return the operation that last held the host thread before it issued this one."""
         holding = self.holding.get(thread, [])
         while iteration >= 0:
-            held = self.before(holding, op, rank)
-            if held is not None:
-                return iteration, held
+            holder = self.before(holding, op, rank)
+            if holder is not None:
+                return iteration, holder
             iteration, op = iteration - 1, len(self.graph.ops)
         return None

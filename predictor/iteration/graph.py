@@ -32,7 +32,7 @@ MAIN = "main"
 
 @dataclass(frozen=True)
 class Dep:
-    """Waits for the end of operation ``op`` of this iteration, or of ``lag`` iterations ago."""
+    """Wait for the end of operation ``op`` of this iteration, or of ``lag`` iterations ago."""
 
     op: int
     lag: int = 0
@@ -40,10 +40,10 @@ class Dep:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """An operation on every rank.
+    """Operation on every rank.
 
     Args:
-        name: what a reader of a trace sees.
+        name: as it appears in a trace.
         phase: the named part of the breakdown that its time belongs to.
         resource: the profile group that its cost comes from, for provenance and interval.
         stream: operations of one stream run one after the other, in program order.
@@ -51,7 +51,7 @@ class Op:
         host_ms: time the host thread needs to issue it.
         kernels: launches that ``host_ms`` covers; the first kernel can start after the first of
             them, the operation cannot end before the last.
-        deps: what it waits for besides its stream and the host.
+        deps: operations that it waits for besides its stream and the host.
         scope: None, or the ranks that a collective joins. All of them start at the last arrival.
         blocks_host: the host thread waits until it has ended.
         active: None, or ``[plans]``: where False the operation does not exist in that plan.
@@ -60,8 +60,8 @@ class Op:
         ranks: None, or the only ranks on which it exists.
         waiting_ms: part of ``cost_ms`` in which a mean rank waits for the one with the longest
             batch; None: nothing.
-        fills: whether it fills the device: what becomes ready on another stream while it runs
-            starts only after it. None: it competes with nothing.
+        fills: True if it fills the device: an operation that becomes ready on another stream while
+            it runs starts only after it. None: it competes with nothing.
     """
 
     name: str
@@ -81,21 +81,21 @@ class Op:
     waiting_ms: Array | None = None
 
     def cost_on(self, rank: int) -> float:
-        """``cost_ms`` on a rank, in the first plan."""
+        """Return ``cost_ms`` on a rank, in the first plan."""
         return _on_rank(self.cost_ms, rank)
 
     def waiting_on(self, rank: int) -> float:
-        """``waiting_ms`` on a rank, in the first plan; none where it takes no time."""
+        """Return ``waiting_ms`` on a rank, in the first plan, at most its cost."""
         waiting = 0.0 if self.waiting_ms is None else _on_rank(self.waiting_ms, rank)
         return min(waiting, self.cost_on(rank))
 
     def absent(self, world_size: int) -> Mask | None:
-        """Where it does not exist, ``[plans or 1, ranks]``; None if it exists everywhere."""
+        """Mark where it does not exist, ``[plans or 1, ranks]``; None if it exists everywhere."""
         if self.ranks is None:
             return None if self.active is None else ~self.active[:, None]
-        gone = np.ones((1, world_size), dtype=np.bool_)
-        gone[:, list(self.ranks)] = False
-        return gone if self.active is None else gone | ~self.active[:, None]
+        absent = np.ones((1, world_size), dtype=np.bool_)
+        absent[:, list(self.ranks)] = False
+        return absent if self.active is None else absent | ~self.active[:, None]
 
 
 def _on_rank(times: Array, rank: int) -> float:
@@ -108,7 +108,7 @@ COMPUTE = "compute"
 
 @dataclass(eq=False)
 class Graph:
-    """The operations of one iteration in the order in which the host issues them.
+    """Operations of one iteration in the order in which the host issues them.
 
     Args:
         world_size, intra_group_size: ranks, and ranks per intra group.
@@ -140,7 +140,7 @@ class Graph:
         waiting for other ranks can overlap.
 
         Args:
-            more: what else `Op` has.
+            more: other fields of `Op`.
         """
         cost = np.atleast_1d(np.asarray(cost_ms, dtype=np.float64))
         waits = tuple(Dep(d) if isinstance(d, int) else d for d in deps)
@@ -157,7 +157,7 @@ class Graph:
         self.ops[op] = replace(self.ops[op], deps=self.ops[op].deps + deps)
 
     def members(self, scope: Scope, rank: int) -> NDArray[np.intp]:
-        """The ranks that meet in a collective of a scope together with ``rank``."""
+        """Return the ranks that meet in a collective of a scope together with ``rank``."""
         width = self.intra_group_size
         ranks: NDArray[np.intp] = np.arange(self.world_size, dtype=np.intp)
         if isinstance(scope, tuple):
@@ -174,12 +174,12 @@ SPLITS = "splits all-to-all"
 
 
 def costs_nothing(op: Op) -> bool:
-    """It has no time to be multiplied."""
+    """Tell whether an operation has no time to multiply."""
     return op.cost_ms.size == 1 and not op.cost_ms.any()
 
 
 def error_of(op: Op, errors: CostErrors, topology: Topology) -> NDArray[np.float64]:
-    """What an operation's execution time is multiplied by, ``[draws]``.
+    """Draw the factor on an operation's execution time, ``[draws]``.
 
     Collectives of all ranks have the error of the slowest link that ranks span.
     """
@@ -190,25 +190,25 @@ def error_of(op: Op, errors: CostErrors, topology: Topology) -> NDArray[np.float
 
 
 def draw_graph(graph: Graph, errors: CostErrors, topology: Topology) -> Graph:
-    """The graph under one draw of the errors; the host's times have that of the host."""
+    """Apply one draw of the errors to a graph; the host's times have the error of the host."""
     host = float(errors.shared(OVERHEADS)[0])
-    found = _scaled(graph, lambda op: float(error_of(op, errors, topology)[0]), lambda op: host)
-    return replace(found, launch_latency_ms=graph.launch_latency_ms * host)
+    drawn = _scaled(graph, lambda op: float(error_of(op, errors, topology)[0]), lambda op: host)
+    return replace(drawn, launch_latency_ms=graph.launch_latency_ms * host)
 
 
 def learned_graph(graph: Graph, learned: Learned) -> Graph:
-    """The graph with what was learned of its operations."""
+    """Apply the learned factors to a graph."""
 
     def host(op: Op) -> float:
         return learned.factor(host_part_of(op, graph))
 
-    found = _scaled(graph, lambda op: learned.factor(part_of(op)), host)
-    latency = found.launch_latency_ms * learned.factor(parts.HOST)
-    return replace(found, launch_latency_ms=latency)
+    scaled = _scaled(graph, lambda op: learned.factor(part_of(op)), host)
+    latency = scaled.launch_latency_ms * learned.factor(parts.HOST)
+    return replace(scaled, launch_latency_ms=latency)
 
 
 def _scaled(graph: Graph, factor: Callable[[Op], float], host: Callable[[Op], float]) -> Graph:
-    """Times of execution and of the host multiplied by a factor each."""
+    """Multiply the times of execution and of the host by a factor each."""
     ops = [
         replace(
             op,
@@ -232,16 +232,20 @@ UNPACK, PACK = "unpack embeddings", "pack gradients"
 
 
 def host_part_of(op: Op, graph: Graph) -> str:
-    """The same of what an operation takes the host: where that computes, an operation of the dense
-    part and its launch are one."""
+    """Return the part of an operation's host time; see `part_of`.
+
+    Where the host computes, an operation of the dense part and its launch are one.
+    """
     part = part_of(op)
     inline = COMPUTE in graph.inline_streams
     return part if inline and part in DENSE_PARTS.values() else parts.HOST
 
 
 def part_of(op: Op) -> str:
-    """Which factors of `predictor.hardware.learned` an operation's execution time has; those of
-    lookups are on the loads of their tables."""
+    """Return the part of `predictor.hardware.learned` whose factors an execution time has.
+
+    The factors of lookups are on the loads of their tables.
+    """
     if op.resource == OVERHEADS:
         return parts.HOST
     if op.name.startswith((UNPACK, PACK)) or (op.phase, op.resource) == (

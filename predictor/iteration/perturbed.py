@@ -33,7 +33,7 @@ CHUNK_ELEMENTS = 32768
 
 
 class PerturbedScorer:
-    """Scores plans as `PlanScorer` does, under every draw of the errors.
+    """Scorer of plans under every draw of the errors.
 
     Args:
         scorer: numbers the plans; its costs are the nominal ones.
@@ -45,8 +45,11 @@ class PerturbedScorer:
         self._programs: dict[tuple[bool, *tuple[int, ...]], CompiledTimeline] = {}
 
     def score_numbered(self, plans: Ints) -> Array:
-        """Predicted iteration time in ms, ``[plans, draws]``, of plans ``[plans, tables]`` given by
-        the numbers of their shardings."""
+        """Predict iteration times in ms, ``[plans, draws]``.
+
+        Args:
+            plans: numbers of shardings, ``[plans, tables]``.
+        """
         draws = self.errors.draws
         times = np.zeros((len(plans), draws))
         size = max(1, CHUNK_ELEMENTS // (self.scorer.topology.world_size * draws))
@@ -56,17 +59,17 @@ class PerturbedScorer:
         return times
 
     def _times(self, plans: Ints) -> Array:
-        """Of some plans, ``[draws x plans]``."""
+        """Predict the iteration times of some plans in ms, ``[draws x plans]``."""
         used, draws = self.scorer.used_groups(plans), self.errors.draws
         loads = self.scorer.sum_loads(plans, used)
         kernels = self._kernels(plans, used, loads)
 
         class Drawn(Exchange):
-            """Lookups differ from draw to draw; all else is the same until it is multiplied."""
+            """Exchange whose lookups differ from draw to draw; other costs are multiplied later."""
 
             def load_of(self, group: int) -> Array:
-                found = {column: wide[group] for column, wide in kernels.items()}
-                return cast(Array, _Columns(super().load_of(group), found))
+                drawn = {column: wide[group] for column, wide in kernels.items()}
+                return cast(Array, _Columns(super().load_of(group), drawn))
 
             def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
                 time = super()._lookup(group, column, floor_ms)
@@ -83,11 +86,11 @@ class PerturbedScorer:
         key = whole, *used.tolist()
         if key not in self._programs:
             self._programs[key] = CompiledTimeline(graph, whole=whole)
-        found = self._programs[key].iteration_ms(graph, len(plans) * draws)
-        return found * np.repeat(self.errors.shared(OVERHEADS), len(plans))
+        times = self._programs[key].iteration_ms(graph, len(plans) * draws)
+        return times * np.repeat(self.errors.shared(OVERHEADS), len(plans))
 
     def _kernels(self, plans: Ints, used: Ints, loads: Array) -> dict[Load, Array]:
-        """Summed lookups with their errors: column -> ``[groups, draws, plans, ranks]`` in ms."""
+        """Sum lookups with their errors: column -> ``[groups, draws, plans, ranks]`` in ms."""
         count, tables = plans.shape
         chosen = Selection(plans.ravel(), np.repeat(np.arange(count), tables), None)
         place = np.zeros(len(self.scorer.groups), dtype=np.intp)
@@ -101,29 +104,32 @@ class PerturbedScorer:
         }
 
     def _lookup_factors(self, plans: Ints) -> tuple[Array, Ints]:
-        """Of every kind of sharding, ``[2, draws, kinds]``; and the kinds of all tables of all
-        plans, ``[plans x tables]``."""
+        """Return the factors of lookups by kind of sharding, and the kinds that plans use.
+
+        Returns:
+            Factors ``[2, draws, kinds]``, and kinds ``[plans x tables]``.
+        """
         numbers, first, kinds = np.unique(plans, return_index=True, return_inverse=True)
         tables = (first % plans.shape[1]).tolist()
-        found = [
+        factors = [
             self.errors.lookup(table, self.scorer.sharding(number))
             for table, number in zip(tables, numbers.tolist(), strict=True)
         ]
-        return np.stack(found, axis=-1), kinds.ravel()
+        return np.stack(factors, axis=-1), kinds.ravel()
 
     def _perturb_op(self, op: Op, plans: int) -> Op:
-        """An operation with its cost multiplied, in units of the host's error."""
+        """Multiply the cost of an operation by its error, in units of the host's error."""
         draws = self.errors.draws
         active = None if op.active is None else np.tile(op.active, draws)
         if costs_nothing(op):
             return op if active is None else replace(op, active=active)
         factor = error_of(op, self.errors, self.scorer.topology) / self.errors.shared(OVERHEADS)
-        # of all draws where it is a lookup, of plans, or of one for all; ranks come first in memory
+        # a lookup has a cost per draw and plan, others per plan or one; ranks come first in memory
         cost = np.atleast_2d(op.cost_ms).T
-        ranks, given = cost.shape
-        cost = cost.reshape(ranks, draws if given == plans * draws else 1, -1)
-        found = np.broadcast_to(cost * factor[:, None], (ranks, draws, plans))
-        return replace(op, cost_ms=found.reshape(ranks, -1).T, active=active)
+        ranks, width = cost.shape
+        cost = cost.reshape(ranks, draws if width == plans * draws else 1, -1)
+        perturbed = np.broadcast_to(cost * factor[:, None], (ranks, draws, plans))
+        return replace(op, cost_ms=perturbed.reshape(ranks, -1).T, active=active)
 
 
 class _Columns:

@@ -53,7 +53,7 @@ class _Job:
 
     @property
     def chosen(self) -> Selection:
-        """The shardings that the plans add to the base, and those that they replace."""
+        """Shardings that the plans add to the base, and those that they replace."""
         if self.base is None:
             return Selection(self.numbers, self.owners, None)
         signs = np.repeat([1.0, -1.0], len(self.numbers))
@@ -61,15 +61,15 @@ class _Job:
         return Selection(numbers, np.tile(self.owners, 2), signs)
 
     def whole(self, plans: Ints) -> Ints:
-        """The shardings of all tables of some plans, ``[plans, tables]``."""
+        """Return the shardings of all tables of some plans, ``[plans, tables]``."""
         if self.base is None:
             return self.numbers.reshape(self.count, -1)[plans]
-        found = np.tile(self.base, (self.count, 1))
-        found[self.owners, self.tables] = self.numbers
-        return found[plans]
+        numbers = np.tile(self.base, (self.count, 1))
+        numbers[self.owners, self.tables] = self.numbers
+        return numbers[plans]
 
     def reorder(self, order: Ints) -> _Job:
-        """The same plans in another order."""
+        """Return the same plans in another order."""
         rank = np.empty(self.count, dtype=np.intp)
         rank[order] = np.arange(self.count)
         owners = rank[self.owners]
@@ -77,15 +77,15 @@ class _Job:
         return _Job(self.count, owners[by], self.tables[by], self.numbers[by], self.base)
 
     def part(self, plans: slice) -> _Job:
-        """A range of the plans."""
-        some = slice(*np.searchsorted(self.owners, (plans.start, plans.stop)))
-        owners = self.owners[some] - plans.start
+        """Return a range of the plans."""
+        entries = slice(*np.searchsorted(self.owners, (plans.start, plans.stop)))
+        owners = self.owners[entries] - plans.start
         count = plans.stop - plans.start
-        return _Job(count, owners, self.tables[some], self.numbers[some], self.base)
+        return _Job(count, owners, self.tables[entries], self.numbers[entries], self.base)
 
 
 class PlanScorer:
-    """Scores plans of one workload on one topology and profile.
+    """Scorer of plans of one workload on one topology and profile.
 
     Loads of shards and tables are computed once and kept, so that neighbours are cheap to score.
     A plan is the sharding of every table, in the workload's order.
@@ -118,7 +118,7 @@ class PlanScorer:
         self._programs: dict[tuple[bool, *tuple[int, ...]], CompiledTimeline] = {}
 
     def group_index(self, index: int, plan: TablePlan) -> int:
-        """Position of the lookup group that a table joins under a sharding."""
+        """Return the position of the lookup group that a table joins under a sharding."""
         group = group_of(self.workload.tables[index], plan, self.workload.train_pipeline)
         if group not in self._index:
             self._index[group] = len(self.groups)
@@ -126,37 +126,37 @@ class PlanScorer:
         return self._index[group]
 
     def number(self, index: int, plan: TablePlan) -> int:
-        """The number that stands for one table's sharding in `score_numbered`."""
-        found = self._numbers.get((index, plan))
-        if found is None:
-            found = len(self._numbers)
+        """Return the number that stands for one table's sharding in `score_numbered`."""
+        number = self._numbers.get((index, plan))
+        if number is None:
+            number = len(self._numbers)
             group = self.group_index(index, plan)
             self.rows.append(index, plan, group)
-            self._caches.append(found, index, plan, group)
-            self._numbers[index, plan] = found
+            self._caches.append(number, index, plan, group)
+            self._numbers[index, plan] = number
             self._shardings.append(plan)
-        return found
+        return number
 
     def sharding(self, number: int) -> TablePlan:
-        """What a number stands for."""
+        """Return the sharding that a number stands for."""
         return self._shardings[number]
 
     def used_groups(self, plans: Ints) -> Ints:
-        """Positions of the lookup groups that plans ``[plans, tables]`` use, in a graph's order."""
+        """Return the lookup groups that plans ``[plans, tables]`` use, in a graph's order."""
         return self._sort_groups(np.unique(self.rows.group(plans)))
 
     def totals(self, plans: Sequence[TablePlan]) -> Array:
-        """Summed loads of one plan, ``[groups, ranks, COLUMNS]``."""
+        """Sum the loads of one plan, ``[groups, ranks, COLUMNS]``."""
         numbers = np.array([self.number(i, plan) for i, plan in enumerate(plans)])
         return self._whole(numbers)[..., 0].transpose(1, 2, 0)
 
     def graph(self, totals: Array) -> Graph:
-        """The iteration graph of summed loads ``[plans, groups, ranks, COLUMNS]``."""
+        """Build the iteration graph of summed loads ``[plans, groups, ranks, COLUMNS]``."""
         used = self._groups_of(totals)
         return self.build(used, totals[:, used])
 
     def compile(self, totals: Array) -> tuple[Graph, CompiledTimeline]:
-        """The graph of one plan's summed loads ``[groups, ranks, COLUMNS]``, and its program."""
+        """Build and compile the graph of one plan's loads ``[groups, ranks, COLUMNS]``."""
         used = self._groups_of(totals[None])
         graph = self.build(used, totals[None, used])
         return graph, self._program(graph, used, whole=True)
@@ -171,37 +171,44 @@ class PlanScorer:
         return self._sort_groups(np.flatnonzero(totals[..., Load.SHARDS].any(axis=(0, 2))))
 
     def build(self, used: Ints, loads: Array) -> Graph:
-        """The iteration graph of loads ``[plans, groups, ranks, COLUMNS]`` of some groups."""
+        """Build the iteration graph of loads ``[plans, groups, ranks, COLUMNS]`` of some groups."""
         return DlrmBuilder(self.costs, [self.groups[i] for i in used], loads).build()
 
     def _sort_groups(self, groups: Ints) -> Ints:
-        """In an order that does not depend on what was scored before.
+        """Sort lookup groups in an order that does not depend on the calls before.
 
         The order within an exchange does not change the timeline, but it changes rounding.
         """
         return np.array(sorted(groups, key=self.groups.__getitem__), dtype=np.intp)
 
     def score(self, candidates: Sequence[Sequence[TablePlan]]) -> Array:
-        """Predicted iteration time in ms of every plan, ``[plans]``."""
+        """Predict the iteration time in ms of every plan, ``[plans]``."""
         numbers = [[self.number(i, plan) for i, plan in enumerate(c)] for c in candidates]
         tables = len(self.workload.tables)
         return self.score_numbered(np.array(numbers, dtype=np.intp).reshape(-1, tables))
 
     def score_numbered(self, plans: Ints) -> Array:
-        """As `score`, of plans ``[plans, tables]`` given by the numbers of their shardings."""
+        """Score plans ``[plans, tables]`` given by the numbers of their shardings; see `score`."""
         return self._score(_job_of(plans))
 
     def score_changed(self, base: Ints, changes: Sequence[Mapping[int, int]]) -> Array:
-        """Predicted iteration time in ms of a plan ``[tables]`` with each of the changes (table ->
-        its new sharding), ``[changes]``; shardings are given by their numbers."""
+        """Predict the iteration time in ms of a plan with each of several changes, ``[changes]``.
+
+        Args:
+            base: the plan, ``[tables]``, as numbers of shardings.
+            changes: table -> number of its new sharding.
+        """
         owners = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
         tables = np.array([table for change in changes for table in change], dtype=np.intp)
         numbers = np.array([n for change in changes for n in change.values()], dtype=np.intp)
         return self._score(_Job(len(changes), owners, tables, numbers, base))
 
     def sum_loads(self, plans: Ints, used: Ints) -> Array:
-        """Summed loads ``[COLUMNS, groups, ranks, plans]`` of plans ``[plans, tables]`` given by
-        numbers, of the lookup groups ``used``."""
+        """Sum the loads of the lookup groups ``used``, ``[COLUMNS, groups, ranks, plans]``.
+
+        Args:
+            plans: numbers of shardings, ``[plans, tables]``.
+        """
         return self._totals(_job_of(plans), used, None)
 
     def _score(self, job: _Job) -> Array:
@@ -224,45 +231,47 @@ class PlanScorer:
         return times
 
     def _sets(self, job: _Job) -> list[_Alike]:
-        """Plans grouped by the lookup groups that they use; those with rare sets are one group."""
+        """Group plans by the lookup groups that they use; those with rare sets share graphs."""
         present = self._used_groups(job)
         packed = np.packbits(present, axis=1)
         order = np.lexsort(packed.T)
         other = (packed[order[1:]] != packed[order[:-1]]).any(axis=1)
-        found, rare = [], []
+        sets, rare = [], []
         for plans in np.split(order, np.flatnonzero(other) + 1):
             if len(plans) >= OWN_GRAPH:
                 used = self._sort_groups(np.flatnonzero(present[plans[0]]))
-                found.append(_Alike(used, plans, whole=True))
+                sets.append(_Alike(used, plans, whole=True))
             else:
                 rare.append(plans)
         if rare:
-            found += self._share_graphs(np.concatenate(rare), present)
-        return found
+            sets += self._share_graphs(np.concatenate(rare), present)
+        return sets
 
     def _share_graphs(self, plans: Ints, present: NDArray[np.bool_]) -> Iterator[_Alike]:
-        """Plans with rare sets of lookup groups, those together that average copies of tables of
-        the same data types: what that takes the host is not of single groups.
+        """Group plans with rare sets of lookup groups.
+
+        Plans of one graph average copies of tables of the same data types: the host time of that
+        does not belong to single groups.
 
         Args:
-            present: lookup groups that all plans use, ``[plans, groups]``.
+            present: lookup groups that each plan uses, ``[plans, groups]``.
         """
         kinds = [g.data_type if self._averages and g.fused else "" for g in self.groups]
         names = sorted({*kinds} - {""})
         averaged = np.array([[kind == name for name in names] for kind in kinds], dtype=bool)
         uses = present[plans] @ averaged.reshape(len(kinds), len(names))
         for row in np.unique(uses, axis=0):
-            some = {"", *(name for name, one in zip(names, row.tolist(), strict=True) if one)}
-            used = self._sort_groups(np.flatnonzero([kind in some for kind in kinds]))
+            shared = {"", *(names[i] for i in np.flatnonzero(row))}
+            used = self._sort_groups(np.flatnonzero([kind in shared for kind in kinds]))
             yield _Alike(used, plans[(uses == row).all(axis=1)], whole=False)
 
     @property
     def _averages(self) -> bool:
-        """Tables have copies on other ranks of the job."""
+        """True if tables have copies on other ranks of the job."""
         return self.topology.job is not None and self.workload.training
 
     def _used_groups(self, job: _Job) -> NDArray[np.bool_]:
-        """Lookup groups that plans use, ``[plans, groups]``."""
+        """Return the lookup groups that plans use, ``[plans, groups]``."""
         count, chosen = len(self.groups), job.chosen
         at = chosen.owners * count + self.rows.group(chosen.numbers)
         uses = np.bincount(at, chosen.signs, job.count * count).reshape(job.count, count)
@@ -271,7 +280,7 @@ class PlanScorer:
         return np.asarray(uses > 0.5)
 
     def _whole(self, numbers: Ints) -> Array:
-        """Summed loads of one plan, ``[COLUMNS, groups, ranks, 1]``."""
+        """Sum the loads of one plan, ``[COLUMNS, groups, ranks, 1]``."""
         owners = np.zeros(len(numbers), dtype=np.intp)
         chosen, place = Selection(numbers, owners, None), np.arange(len(self.groups))
         total = self.rows.totals(chosen, 1, place, len(place))
@@ -285,7 +294,7 @@ class PlanScorer:
         return self._program(graph, used, whole=alike.whole).iteration_ms(graph, job.count)
 
     def _totals(self, job: _Job, used: Ints, base: _Base | None) -> Array:
-        """Summed loads of some lookup groups, ``[COLUMNS, groups, ranks, plans]``."""
+        """Sum the loads of some lookup groups, ``[COLUMNS, groups, ranks, plans]``."""
         place, chosen = self._places(used), job.chosen
         total = self.rows.totals(chosen, job.count, place, len(used))
         column = total[filling_column(self.workload)]
@@ -296,7 +305,7 @@ class PlanScorer:
         return total
 
     def _places(self, used: Ints) -> Ints:
-        """Lookup group -> its position among some; the number of these for all others."""
+        """Map each lookup group to its position in ``used``, or to ``len(used)`` if absent."""
         place = np.full(len(self.groups), len(used))
         place[used] = np.arange(len(used))
         return place
@@ -317,15 +326,15 @@ class PlanScorer:
         if len(plans):
             numbers = job.whole(plans)
             at = place[self.rows.group(numbers)]
-            wanted = np.vstack((short, np.zeros(job.count, dtype=bool)))[at, plans[:, None]]
+            affected = np.vstack((short, np.zeros(job.count, dtype=bool)))[at, plans[:, None]]
             groups, owners = np.nonzero(short)
             total[LONGEST][:, groups, :, owners] = 0.0
-            owners = np.broadcast_to(plans[:, None], at.shape)[wanted]
-            self.rows.put_longest(total, Selection(numbers[wanted], owners, None), place)
+            owners = np.broadcast_to(plans[:, None], at.shape)[affected]
+            self.rows.put_longest(total, Selection(numbers[affected], owners, None), place)
 
 
 def _job_of(plans: Ints) -> _Job:
-    """Plans ``[plans, tables]`` given by the numbers of their shardings."""
+    """Make a job of plans ``[plans, tables]`` given by the numbers of their shardings."""
     count, tables = plans.shape
     owners = np.repeat(np.arange(count), tables)
     return _Job(count, owners, np.tile(np.arange(tables), count), plans.ravel())

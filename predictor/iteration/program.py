@@ -1,4 +1,4 @@
-"""The event program of an iteration: what every operation waits for and what it leaves behind.
+"""The event program of an iteration: when operations start, and the state that they leave behind.
 
 After Lin et al. 2024, Algorithm 1, with any number of host threads, streams and collectives in
 flight. The threads of a rank issue operations in program order; streams run theirs in order; a
@@ -36,8 +36,8 @@ class Program(ABC, Generic[T]):
     def run(self, index: int, op: Op) -> tuple[T, T, T, T]:
         """Issue and execute one operation; returns (issue, ready, start, end).
 
-        An operation that does not exist in a plan never ends there. Its stream and its thread go
-        on as they were, and what depends on it waits for what it would have waited for.
+        An operation that does not exist in a plan never ends there. Its stream and its thread stay
+        as they were, and its dependents wait for its own dependencies.
         """
         host, stream = self.threads[op.thread], self.streams[op.stream]
         latency, inline = self.graph.launch_latency_ms, op.stream in self.graph.inline_streams
@@ -64,23 +64,23 @@ class Program(ABC, Generic[T]):
 
     @abstractmethod
     def end_of(self, dep: Dep) -> T:
-        """End of an operation of this iteration, or of an earlier one."""
+        """Return the end of an operation of this iteration, or of an earlier one."""
 
     @abstractmethod
     def exists_always(self, index: int, op: Op) -> bool:
-        """True if all plans have the operation on all ranks."""
+        """Tell whether all plans have the operation on all ranks."""
 
     @abstractmethod
     def later(self, time: T, ms: float) -> T:
-        """A time plus a constant."""
+        """Return a time plus a constant."""
 
     @abstractmethod
     def latest(self, *times: T) -> T:
-        """The maximum."""
+        """Return the maximum."""
 
     @abstractmethod
-    def spend(self, time: T, what: str, index: int, op: Op) -> T:
-        """A time plus the operation's host time (`ISSUE`), its cost (`RUN`) or nothing (`LAUNCH`).
+    def spend(self, time: T, cost: str, index: int, op: Op) -> T:
+        """Add the operation's host time (`ISSUE`), its cost (`RUN`) or nothing (`LAUNCH`).
 
         Where it does not exist, issuing takes no time, and nothing can follow from its run or
         launch: minus infinity.
@@ -88,13 +88,13 @@ class Program(ABC, Generic[T]):
 
     @abstractmethod
     def meet(self, ready: T, index: int, op: Op) -> T:
-        """The last arrival among the ranks that an operation joins."""
+        """Return the last arrival among the ranks that an operation joins."""
 
     def queue(self, ready: T, index: int, op: Op) -> T:
-        """When an operation that is ready gets the device."""
+        """Return when an operation that is ready gets the device."""
         return ready
 
 
 def thread_names(graph: Graph) -> list[str]:
-    """The host threads that issue operations, the main one first."""
+    """Return the host threads that issue operations, the main one first."""
     return [*dict.fromkeys((MAIN, *(op.thread for op in graph.ops)))]

@@ -33,7 +33,7 @@ ROUNDED = 1e-4
 
 @dataclass(frozen=True)
 class OutOfRange:
-    """A quantity for which a prediction leaves the measured range of a group.
+    """Quantity for which a prediction leaves the measured range of a group.
 
     Args:
         group: of the profile.
@@ -54,7 +54,7 @@ class OutOfRange:
 def out_of_range(
     costs: FixedCosts, plans: Sequence[TablePlan], loads: Array
 ) -> tuple[OutOfRange, ...]:
-    """Quantities for which a prediction leaves the ranges of its profile, group by group.
+    """List the quantities for which a prediction leaves the ranges of its profile, by group.
 
     Args:
         costs: those that the prediction's graph was built with.
@@ -62,11 +62,11 @@ def out_of_range(
         loads: their summed loads, ``[groups, ranks, COLUMNS]``.
     """
     largest: Largest = defaultdict(dict)
-    for asked in costs.all_collectives:
-        for (op, scope), size in asked.largest.items():
-            for group, share in asked.shares(op, scope):
-                known = largest[group].get("size_bytes", 0.0)
-                largest[group]["size_bytes"] = max(known, share * size)
+    for collectives in costs.all_collectives:
+        for (op, scope), size in collectives.largest.items():
+            for group, share in collectives.shares(op, scope):
+                largest_bytes = largest[group].get("size_bytes", 0.0)
+                largest[group]["size_bytes"] = max(largest_bytes, share * size)
     shapes = costs.dense.products
     if shapes:
         sides = np.array([*shapes], dtype=np.float64).max(axis=0)
@@ -80,7 +80,7 @@ def out_of_range(
 
 
 def _largest_lookups(plans: Sequence[TablePlan], loads: Array) -> dict[str, float]:
-    """Largest shard, and largest fused lookup of any rank."""
+    """Return the largest shard, and the largest fused lookup of any rank."""
     sizes = [shard.size for plan in plans for shard in plan.shards]
     return {
         "rows": float(max((rows for rows, _ in sizes), default=0)),
@@ -91,7 +91,7 @@ def _largest_lookups(plans: Sequence[TablePlan], loads: Array) -> dict[str, floa
 
 
 def ranks_outside(hardware: HardwareProfile, topology: Topology) -> list[OutOfRange]:
-    """Groups of collectives used at rank counts outside their measured range; needs no plan."""
+    """List groups of collectives used outside their measured rank counts; needs no plan."""
     joined = {"intra": min(topology.nvlink_domain, topology.world_size)}
     if topology.groups > 1:
         joined["inter"] = topology.world_size
@@ -100,13 +100,13 @@ def ranks_outside(hardware: HardwareProfile, topology: Topology) -> list[OutOfRa
 
 
 def _outside(
-    hardware: HardwareProfile, asked: Mapping[str, Mapping[str, float]]
+    hardware: HardwareProfile, largest: Mapping[str, Mapping[str, float]]
 ) -> list[OutOfRange]:
-    found = []
+    outside = []
     for name, group in hardware.groups.items():
         for quantity, (low, high) in group.provenance.range.items():
-            value = asked.get(name, {}).get(quantity, low)
+            value = largest.get(name, {}).get(quantity, low)
             if value > high * (1 + ROUNDED) or (quantity == "ranks" and value < low):
                 profile = hardware.origins[name]
-                found.append(OutOfRange(name, profile, quantity, value, low, high))
-    return found
+                outside.append(OutOfRange(name, profile, quantity, value, low, high))
+    return outside

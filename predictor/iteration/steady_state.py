@@ -29,7 +29,7 @@ operation some iterations ago."""
 
 COST = "cost"
 Cost = tuple[str, int]
-"""What an operation, given by its index, adds for each plan.
+"""Kind and operation index of a cost that differs between plans.
 
 ``cost``: its execution. For one that some plans do not have, ``run``: its execution, ``launch``:
 nothing, or ``issue``: its time on the host. Where it does not exist, nothing can follow from its
@@ -81,7 +81,7 @@ class Trace(Program[Form]):
         return len(self.alike) - 1
 
     def alike_after(self) -> set[State]:
-        """State that the iteration leaves the same on all ranks."""
+        """Return the state that the iteration leaves the same on all ranks."""
         return {state for state, form in self.after.items() if self._alike(form)}
 
     def end_of(self, dep: Dep) -> Form:
@@ -94,24 +94,24 @@ class Trace(Program[Form]):
         return {variable: offset + ms for variable, offset in time.items()}
 
     def latest(self, *times: Form) -> Form:
-        """The maximum, without terms that others imply."""
-        left = _join(*times)
-        if len(left) == 1:
-            return left
-        for variable, offset in [*left.items()]:
-            for other, more in left.items():
-                if other > variable:  # what a variable is at least is older
+        """Return the maximum, without terms that others imply."""
+        terms = _join(*times)
+        if len(terms) == 1:
+            return terms
+        for variable, offset in [*terms.items()]:
+            for other, more in terms.items():
+                if other > variable:  # lower bounds are variables that are older
                     implied = self.least[other].get(variable)
                     if implied is not None and implied + more >= offset:
-                        del left[variable]
+                        del terms[variable]
                         break
-        return left
+        return terms
 
     def meet(self, ready: Form, index: int, op: Op) -> Form:
-        """The last arrival: of each variable, since offsets are the same on all ranks."""
+        """Return the last arrival, variable by variable: offsets are the same on all ranks."""
         if op.scope is None:
             return ready
-        met: Form = {}
+        arrivals: Form = {}
         for variable, offset in ready.items():
             if not self.alike[variable]:
                 key = variable, str(op.scope)
@@ -119,18 +119,18 @@ class Trace(Program[Form]):
                     alike = op.scope == "world"
                     self._met[key] = self._record({variable: 0.0}, alike, scope=str(op.scope))
                 variable = self._met[key]
-            met = _join(met, {variable: offset})
-        return self.latest(met)
+            arrivals = _join(arrivals, {variable: offset})
+        return self.latest(arrivals)
 
-    def spend(self, time: Form, what: str, index: int, op: Op) -> Form:
-        alike = self._alike(time) and (what != RUN or op.cost_ms.shape[-1] == 1)
+    def spend(self, time: Form, cost: str, index: int, op: Op) -> Form:
+        alike = self._alike(time) and (cost != RUN or op.cost_ms.shape[-1] == 1)
         if not self.exists_always(index, op):
-            variable = self._record(time, alike, cost=(what, index))
-            if what != ISSUE:
+            variable = self._record(time, alike, cost=(cost, index))
+            if cost != ISSUE:
                 self.least[variable] = {}
             return {variable: 0.0}
-        if what != RUN:
-            return self.later(time, op.host_ms) if what == ISSUE else time
+        if cost != RUN:
+            return self.later(time, op.host_ms) if cost == ISSUE else time
         # a collective of constant cost keeps its place in critical cycles
         if op.cost_ms.shape == (1,) and op.scope is None:
             return self.later(time, float(op.cost_ms[0]))
@@ -142,42 +142,44 @@ class Trace(Program[Form]):
     def _record(
         self, form: Form, alike: bool, *, scope: str | None = None, cost: Cost | None = None
     ) -> int:
-        """A new variable; costs are never negative, so it is at least its terms."""
+        """Record a new variable; costs are never negative, so it is at least its terms."""
         least = dict(form)
         for variable, offset in form.items():
             for other, more in self.least[variable].items():
                 if more + offset > least.get(other, -np.inf):
                     least[other] = more + offset
         variable = self._variable(alike, least)
-        # those that differ by rank first: the others are then put on top of them
+        # terms that differ by rank come first: the others are then maximised into them
         terms = sorted(form.items(), key=lambda term: (self.alike[term[0]], term))
         self.instructions.append(Instruction(variable, tuple(terms), scope, cost))
         return variable
 
     def _after(self, kind: str, name: str | int, lag: int) -> Form:
-        """The state that the next iteration starts from."""
+        """Return the state that the next iteration starts from."""
         if kind != "end":
             return (self.threads if kind == "thread" else self.streams)[str(name)]
         assert isinstance(name, int)
         return self.end_of(Dep(name, lag - 1))
 
     def finish(self) -> dict[State, int]:
-        """Variables that hold the state at the end."""
-        known: dict[tuple[tuple[int, float], ...], int] = {}
-        found = {}
+        """Return the variables that hold the state at the end."""
+        recorded: dict[tuple[tuple[int, float], ...], int] = {}
+        variables = {}
         for state, form in self.after.items():
             key = tuple(sorted(form.items()))
-            if key not in known:
+            if key not in recorded:
                 alone = len(key) == 1 and not key[0][1]
                 alike = self._alike(form)
-                known[key] = key[0][0] if alone else self._record(form, alike)
-            found[state] = known[key]
-        return found
+                recorded[key] = key[0][0] if alone else self._record(form, alike)
+            variables[state] = recorded[key]
+        return variables
 
 
 def steady(graph: Graph, whole: bool) -> Trace:
-    """The iteration, given what is alike at the start of all of them: at time zero all state is,
-    and what every iteration keeps so stays so."""
+    """Record the iteration with the state that is alike on all ranks at the start of every one.
+
+    At time zero all state is alike; state that an iteration keeps alike stays alike.
+    """
     alike = set(_states(graph))
     while not (after := (trace := Trace(graph, whole, alike)).alike_after()) >= alike:
         alike &= after
@@ -185,7 +187,7 @@ def steady(graph: Graph, whole: bool) -> Trace:
 
 
 def _states(graph: Graph) -> list[State]:
-    """Everything that one iteration leaves to the next."""
+    """List the state that one iteration leaves to the next."""
     streams = dict.fromkeys(op.stream for op in graph.ops)
     longest: dict[int, int] = {}
     for dep in (dep for op in graph.ops for dep in op.deps):
@@ -198,20 +200,20 @@ def _states(graph: Graph) -> list[State]:
 
 
 def _join(*forms: Form) -> Form:
-    """Their maximum."""
-    found: Form = {}
+    """Return the maximum of forms."""
+    joined: Form = {}
     for form in forms:
         for variable, offset in form.items():
-            if offset > found.get(variable, -np.inf):
-                found[variable] = offset
-    return found
+            if offset > joined.get(variable, -np.inf):
+                joined[variable] = offset
+    return joined
 
 
 Array = NDArray[np.float64]
 
 
 class CompiledTimeline:
-    """Repeats the iterations of graphs that have the same structure.
+    """Program that repeats the iterations of graphs with the same structure.
 
     Args:
         graph: one of them, without operations that only some ranks have. A cost given as a single
@@ -243,7 +245,7 @@ class CompiledTimeline:
         self.issuing_ms = max(issuing.values())
 
     def iteration_ms(self, graph: Graph, plans: int) -> Array:
-        """Predicted iteration time in ms, ``[plans]``; as `timeline.simulate`."""
+        """Predict the iteration time in ms, ``[plans]``; equals `timeline.simulate`."""
         costs = {cost: _cost(cost[0], graph.ops[cost[1]]) for cost in self.costs}
         state = self._begin()
         past = [[state[i] for i in self.paced]]
@@ -266,8 +268,10 @@ class CompiledTimeline:
         return np.where(np.isnan(settled), mean, settled)
 
     def critical_cycle(self, costs: Sequence[Array | float]) -> tuple[list[int], float, int]:
-        """A closed chain that sets the period of one plan: operations on it whose costs differ
-        between plans or that are collectives, last first; its length in ms; its iterations.
+        """Return a closed chain that sets the period of one plan.
+
+        The result is its operations that are collectives or whose costs differ between plans, last
+        first; its length in ms; and its iterations.
 
         Length divided by iterations is a lower bound of the period at any costs (the cycle mean of
         a max-plus system); at these costs it equals the period.
@@ -276,15 +280,15 @@ class CompiledTimeline:
             costs: of every operation, ``[ranks or 1, 1]`` or a number.
         """
         alone = all(self.alike)  # then plain numbers are several times as fast as arrays
-        given: dict[Cost, Any] = {cost: costs[cost[1]] for cost in self.costs}
+        numbers: dict[Cost, Any] = {cost: costs[cost[1]] for cost in self.costs}
         state: list[Any] = self._begin()
         if alone:
-            given = {cost: _number(ms) for cost, ms in given.items()}
+            numbers = {cost: _number(ms) for cost, ms in numbers.items()}
             state = [0.0] * len(state)
         history: list[list[Array]] = []
         advances, now = [np.zeros(1)], np.zeros(1)
         while len(history) < MAX_ITERATIONS:
-            values = self._iterate(state, given, max if alone else np.maximum)
+            values = self._iterate(state, numbers, max if alone else np.maximum)
             history.append(values)
             state = [values[variable] for variable in self.outputs]
             paced = [state[i] for i in self.paced]
@@ -299,7 +303,7 @@ class CompiledTimeline:
             for i in self.paced
             for rank in range(1 if self.alike[self.outputs[i]] else self.world_size)
         ]
-        # of the times that advance most, the last
+        # the last of the times that advance most
         behind = advances[-1] < advances[-1].max() * (1 - PERIOD_TOLERANCE)
         return self._walk(history, *places[int(np.where(behind, -1.0, now).argmax())])
 
@@ -307,17 +311,17 @@ class CompiledTimeline:
         self, history: Sequence[Sequence[Array]], variable: int, rank: int
     ) -> tuple[list[int], float, int]:
         """Go back from a time at the end of the last iteration until the chain closes."""
-        seen: dict[tuple[int, int], tuple[int, int]] = {}
+        visited: dict[tuple[int, int], tuple[int, int]] = {}
         path: list[int] = []
         iteration = len(history) - 1
         while iteration >= 0:
             place = variable, 0 if self.alike[variable] else rank
             values = history[iteration]
-            if place in seen:
-                position, first = seen[place]
+            if place in visited:
+                position, first = visited[place]
                 length = _at(history[first][variable], rank) - _at(values[variable], rank)
                 return path[position:], length, first - iteration
-            seen[place] = len(path), iteration
+            visited[place] = len(path), iteration
             if variable in self.before:
                 variable, iteration = self.before[variable], iteration - 1
                 continue
@@ -327,7 +331,7 @@ class CompiledTimeline:
             if scope is not None:
                 ranks = self.ranks.members(scope, rank)
                 rank = int(ranks[values[terms[0][0]][ranks].argmax()])
-            # of several that let it start, the latest in the program
+            # on a tie, the latest variable of the program
             variable = max((_at(values[term], rank) + ms, term) for term, ms in terms)[1]
         return [], self.issuing_ms, 1  # nothing ever blocks the host: it only issues work
 
@@ -341,13 +345,13 @@ class CompiledTimeline:
         costs: Mapping[Cost, Array],
         maximum: Callable[[Array, Array], Array] = np.maximum,
     ) -> list[Array]:
-        """All variables of an iteration that starts from a state."""
+        """Compute all variables of an iteration that starts from a state."""
         values: list[Array] = [_NONE] * len(self.alike)
-        for variable, given in zip(self.inputs, state, strict=True):
-            values[variable] = given
-        for variable, first, offset, others, scope, cost in self.steps:
+        for variable, time in zip(self.inputs, state, strict=True):
+            values[variable] = time
+        for variable, first, offset, terms, scope, cost in self.steps:
             value = values[first] + offset if offset else values[first]
-            for other, offset in others:
+            for other, offset in terms:
                 value = maximum(value, values[other] + offset if offset else values[other])
             if scope is not None:
                 value = self._last(value, scope)
@@ -355,7 +359,7 @@ class CompiledTimeline:
         return values
 
     def _last(self, arrival: Array, scope: str) -> Array:
-        """Last arrivals ``[ranks or 1, plans]`` of arrivals ``[ranks or 1, plans]``."""
+        """Return the last arrivals ``[ranks or 1, plans]`` of arrivals ``[ranks or 1, plans]``."""
         if scope == "world" or len(arrival) == 1:
             return np.asarray(arrival.max(axis=0, keepdims=True))
         grouped = arrival.reshape(-1, self.width, arrival.shape[-1])
@@ -371,12 +375,12 @@ def _number(value: Array | float) -> float:
 
 
 def _at(value: Array, rank: int) -> float:
-    """A time ``[ranks or 1, 1]``, or a plain number, on one rank."""
+    """Return a time ``[ranks or 1, 1]``, or a plain number, on one rank."""
     return value if isinstance(value, float) else float(value[min(rank, len(value) - 1), 0])
 
 
 def _cost(kind: str, op: Op) -> Array:
-    """A cost ``[ranks or 1, plans or 1]`` in ms."""
+    """Return a cost ``[ranks or 1, plans or 1]`` in ms."""
     if kind == COST or op.active is None:
         return np.atleast_2d(op.cost_ms).T
     if kind == ISSUE:
@@ -390,9 +394,9 @@ def _advances(before: list[Array], after: list[Array]) -> list[Array]:
     return [b - a for a, b in zip(before, after, strict=True)]
 
 
-def _most(found: list[Array]) -> Array:
-    """The largest over all arrays ``[ranks or 1, plans or 1]``, by plan."""
-    most: Array = found[0].max(axis=0)
-    for other in found[1:]:
+def _most(times: list[Array]) -> Array:
+    """Return the largest over all arrays ``[ranks or 1, plans or 1]``, by plan."""
+    most: Array = times[0].max(axis=0)
+    for other in times[1:]:
         most = np.maximum(most, other.max(axis=0))
     return most

@@ -25,7 +25,7 @@ PERIOD_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """When the operations of one iteration ran; each array is ``[ops, plans, ranks]`` in ms.
+    """Times of the operations of one iteration; each array is ``[ops, plans, ranks]`` in ms.
 
     ``issue`` is when the host had issued an operation, ``ready`` when its own rank could start it.
     """
@@ -68,16 +68,16 @@ class _Clock(Program[Array]):
 
     def run(self, index: int, op: Op) -> tuple[Array, Array, Array, Array]:
         issue, ready, start, end = super().run(index, op)
-        gone = self.absent[index]
-        if gone is not None and op.ranks is not None:
-            start = np.where(gone, end, start)
+        absent = self.absent[index]
+        if absent is not None and op.ranks is not None:
+            start = np.where(absent, end, start)
         self.ends[-1][index] = end
         if op.fills:
-            self._fill(op, start, end, gone)
+            self._fill(op, start, end, absent)
         return issue, ready, start, end
 
     def end_of(self, dep: Dep) -> Array:
-        """Before the first iteration all is done."""
+        """Return the end of an operation; before the first iteration all have ended."""
         return self.ends[max(-1 - dep.lag, -len(self.ends))][dep.op]
 
     def exists_always(self, index: int, op: Op) -> bool:
@@ -89,10 +89,12 @@ class _Clock(Program[Array]):
     def latest(self, *times: Array) -> Array:
         return reduce(np.maximum, times)
 
-    def spend(self, time: Array, what: str, index: int, op: Op) -> Array:
-        gone = self.absent[index]
-        after = time if what == LAUNCH else time + (op.host_ms if what == ISSUE else op.cost_ms)
-        return after if gone is None else np.where(gone, time if what == ISSUE else -np.inf, after)
+    def spend(self, time: Array, cost: str, index: int, op: Op) -> Array:
+        absent = self.absent[index]
+        after = time if cost == LAUNCH else time + (op.host_ms if cost == ISSUE else op.cost_ms)
+        return (
+            after if absent is None else np.where(absent, time if cost == ISSUE else -np.inf, after)
+        )
 
     def meet(self, ready: Array, index: int, op: Op) -> Array:
         # plans without the collective do not wait; ranks without it keep nobody waiting
@@ -104,39 +106,38 @@ class _Clock(Program[Array]):
             return ready
         return self._after_filling(op, ready, self.absent[index])
 
-    def _places(self, gone: Mask | None) -> Iterator[tuple[int, int]]:
-        """Plans and ranks on which an operation exists."""
-        absent = np.broadcast_to(False if gone is None else gone, self.shape)
+    def _places(self, mask: Mask | None) -> Iterator[tuple[int, int]]:
+        """Yield the plans and ranks on which an operation exists."""
+        absent = np.broadcast_to(False if mask is None else mask, self.shape)
         return ((int(plan), int(rank)) for plan, rank in np.argwhere(~absent))
 
-    def _fill(self, op: Op, start: Array, end: Array, gone: Mask | None) -> None:
-        for place in self._places(gone):
+    def _fill(self, op: Op, start: Array, end: Array, absent: Mask | None) -> None:
+        for place in self._places(absent):
             starts, ends = self.filling.setdefault(place, {}).setdefault(op.stream, ([], []))
             starts.append(float(start[place]))
             ends.append(float(end[place]))
 
-    def _after_filling(self, op: Op, ready: Array, gone: Mask | None) -> Array:
-        """When a ready kernel gets the device: after the operation that fills it at that time.
+    def _after_filling(self, op: Op, ready: Array, absent: Mask | None) -> Array:
+        """Return when a ready kernel gets the device: after the operation that fills it then.
 
         Blocks of a kernel wait behind those of kernels that started before; by the time these have
         been handed out, the kernel has all but ended.
         """
-        found = np.array(np.broadcast_to(ready, self.shape))
-        for place in self._places(gone):
+        starting = np.array(np.broadcast_to(ready, self.shape))
+        for place in self._places(absent):
             for stream, (starts, ends) in self.filling.get(place, {}).items():
-                last = bisect_left(starts, found[place]) - 1
+                last = bisect_left(starts, starting[place]) - 1
                 if stream != op.stream and last >= 0:
-                    found[place] = max(found[place], ends[last])
-        return found
+                    starting[place] = max(starting[place], ends[last])
+        return starting
 
     def state(self) -> Array:
-        """When the threads and streams of every rank are free, ``[threads and streams, plans,
-        ranks]``."""
+        """Return when threads and streams are free, ``[threads and streams, plans, ranks]``."""
         return np.stack([*self.threads.values(), *self.streams.values()])
 
 
 def meet(arrival: Array, scope: Scope | None, graph: Graph) -> Array:
-    """Arrival times ``[plans, ranks]`` to start times: the last arrival within each group."""
+    """Turn arrival times ``[plans, ranks]`` into start times: the last arrival in each group."""
     if scope is None:
         return arrival
     if isinstance(scope, tuple):
@@ -193,10 +194,10 @@ def simulate_once(graph: Graph) -> Timeline:
 
 
 def _period(states: list[Array]) -> Array:
-    """The period if the last two iterations advanced every stream alike, else NaN; ``[plans]``.
+    """Return the period if the last two iterations advanced alike, else NaN; ``[plans]``.
 
-    What finishes last need not set the pace: a stream that takes longer per iteration but started
-    earlier overtakes it in the end. So the stream that advances most gives the period.
+    The last stream to finish need not set the pace: a stream that takes longer per iteration but
+    started earlier overtakes it in the end. So the stream that advances most gives the period.
     """
     before, last = np.diff(states[-3:], axis=0)
     period = last.max(axis=(0, 2))

@@ -90,7 +90,7 @@ def profile(factors: dict[str, float]) -> HardwareProfile:
 
 
 def measure(plan: ShardingPlan, hardware: HardwareProfile) -> list[Measured]:
-    """What an exact clock shows on a machine of that profile."""
+    """Measure with an exact clock on a machine of that profile."""
     parts = predicted_parts(workload(), RANKS, hardware.model_copy(update={"learned": None}), plan)
     assert hardware.learned is not None
     found = []
@@ -112,7 +112,7 @@ def lesson(plan: ShardingPlan, base: HardwareProfile, measured: list[Measured]) 
 
 
 def learned_of(plan: ShardingPlan, truth: HardwareProfile) -> Learned:
-    """What a job on a machine of that profile teaches of cpu-gloo."""
+    """Learn cpu-gloo's factors from a job on a machine of that profile."""
     found = lesson(plan, load_hardware("cpu-gloo"), measure(plan, truth)).learned
     assert found is not None
     return found

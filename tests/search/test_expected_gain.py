@@ -1,4 +1,4 @@
-"""What a plan is expected to save: repeatable, priced, and right on simulated truths."""
+"""Expected saving of a plan: repeatable, priced, and right on simulated truths."""
 
 from __future__ import annotations
 

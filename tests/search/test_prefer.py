@@ -1,4 +1,4 @@
-"""Of plans that tie, the one with least memory on the fullest rank, then the simplest."""
+"""Choice among tied plans: least memory on the fullest rank, then the simplest."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def preferred(
 
 
 def test_no_limit_no_choice() -> None:
-    """Where only the fastest plan is within the limit, the ranking stays."""
+    """The ranking stays if only the fastest plan is within the limit."""
     objective, surrogate, (plan, _) = two_plans(a_problem(a_workload(a_table("a")), hosts(2), CPU))
     ms = float(objective.score([plan])[0])
     ranked = [Candidate(plan, ms, "x")]
@@ -177,7 +177,7 @@ def test_a_rule_decides_where_the_fastest_plan_differs_from_the_best_by_it() -> 
 
 @pytest.mark.slow
 def test_of_plans_with_as_little_memory_the_simplest_is_chosen() -> None:
-    """Where even halves fit the limit, tables stay whole."""
+    """Tables stay whole even though halves fit the limit too."""
     tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]
     problem = a_problem(a_workload(*tables), hosts(2), H100)
     objective, surrogate, (whole, _) = two_plans(problem)

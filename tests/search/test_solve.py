@@ -94,7 +94,7 @@ def test_a_result_is_ranked_bounded_and_repeatable_by_predict() -> None:
 
 
 def contents(plan: ShardingPlan) -> list[list[tuple[object, ...]]]:
-    """What lies on the ranks, whatever their names."""
+    """Return the contents of the ranks, whatever their order."""
     ranks: list[list[tuple[object, ...]]] = [[] for _ in range(plan.world_size)]
     for key, table in plan.tables.items():
         for shard in table.shards:
@@ -151,7 +151,7 @@ def test_hash_randomisation_changes_nothing() -> None:
 
 @pytest.mark.parametrize("hardware", ["cpu-gloo", "h100-sxm"])
 def test_the_time_limit_is_a_ceiling(hardware: str) -> None:
-    """Of the H100 the host sets the pace: the bound is soon met, and thousands of plans tie."""
+    """The host sets the pace on the H100: the bound is soon met, and thousands of plans tie."""
     problem = a_problem(several(24), hosts(8), hardware)
     result = solve(problem, Stop(effort=50, time_limit_s=0.3), 0)  # of minutes without it
     assert result.stopped_by == "time" or hardware == "h100-sxm"

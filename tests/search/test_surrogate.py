@@ -37,7 +37,7 @@ def test_more_lookups_cost_more() -> None:
 
 
 def test_balance_on_the_surrogate_is_balance_on_the_timeline() -> None:
-    """Of placements of one choice of options, a better surrogate is rarely a worse timeline."""
+    """A better surrogate is rarely a worse timeline, among placements of one choice of options."""
     tables = (a_table(f"t{i}", 10**6, 128, 5.0 * (i + 1)) for i in range(8))
     workload = a_workload(*tables, batch_size=32768)
     objective, surrogate = objective_of(a_problem(workload, hosts(4)))

@@ -1,4 +1,4 @@
-"""What Python users call, with a module, statistics of data, and bad input."""
+"""Calls by Python users, with a module, statistics of data, and bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of optional packages that are missing."""
+"""Messages about optional packages that are missing."""
 
 import pytest
 

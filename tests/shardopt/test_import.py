@@ -1,4 +1,4 @@
-"""What importing shardopt costs, and what it offers."""
+"""Cost of importing shardopt, and its public names."""
 
 import os
 import subprocess

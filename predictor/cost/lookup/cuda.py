@@ -54,14 +54,14 @@ class CudaLookups(LookupModel):
         return units.us(self.constants.kernel_us * self.constants.forward_kernels)
 
     def backward_floor_ms(self) -> float:
-        """Shortest backward of a fused launch: the passes of the sort, then the update."""
+        """Return the shortest backward of a fused launch: the passes of the sort and the update."""
         return units.us(self.constants.kernel_us * self.constants.backward_kernels)
 
     def prefetch_floor_ms(self) -> float:
         return units.us(self.constants.kernel_us * self.constants.prefetch_kernels)
 
     def hash_floor_ms(self) -> float:
-        """The host reads sizes back from the device."""
+        """Return the time in ms in which the host reads sizes back from the device."""
         return units.us(self.constants.hash_us)
 
     def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
@@ -81,13 +81,16 @@ class CudaLookups(LookupModel):
         return time
 
     def bucketize_ms(self, longest: float) -> float:
-        """A thread walks down the ids of a bag: each takes a load, and one from the L2 of its place
-        in the bucket (`_block_bucketize_sparse_features_cuda_kernel2` of FBGEMM)."""
+        """Price the walk of one thread down the ids of a bag.
+
+        Each id takes a load, and one from the L2 of its place in the bucket
+        (`_block_bucketize_sparse_features_cuda_kernel2` of FBGEMM).
+        """
         each = self.constants.row_latency_us * (1.0 + self.constants.l2_latency)
         return units.us(each) * longest
 
     def bounds_ms(self, shard: LookupShard) -> float:
-        """A warp a bag (`bounds_check_indices_kernel`)."""
+        """Price the bounds check, with a warp for each bag (`bounds_check_indices_kernel`)."""
         if not self.constants.bounds_ns:
             return 0.0
         checked = self.constants.index_bytes * shard.ids / self.hw.streaming
@@ -102,7 +105,7 @@ class CudaLookups(LookupModel):
         return shard.ids * lookup + shard.distinct_rows * row
 
     def forward_longest_ms(self, shard: LookupShard) -> float:
-        """Latency of one bag: a group of lanes adds its rows one by one.
+        """Return the latency of one bag: a group of lanes adds its rows one by one.
 
         The loop over a bag's ids issues the next load after the sum of the last one
         (embedding_forward_split_kernel_template.cu); a launch with too few bags to fill the device
@@ -129,7 +132,7 @@ class CudaLookups(LookupModel):
         return max(1.0, math.ceil(resident / shard.walks)) if shard.walks > 0 else 1.0
 
     def sharing_ms(self, shard: LookupShard) -> tuple[float, ...]:
-        """As `LookupModel.sharing_ms`; zero for more tables than the batch keeps in flight."""
+        """Return `LookupModel.sharing_ms`; zero for more tables than the batch keeps in flight."""
         most = self.tables_in_flight(shard)
         if most == 1.0 or shard.ids <= 0:
             return super().sharing_ms(shard)
@@ -154,7 +157,7 @@ class CudaLookups(LookupModel):
         return time
 
     def backward_longest_ms(self, shard: LookupShard) -> float:
-        """Latency of one bag's and of the hottest row's way through a backward.
+        """Return the latency of one bag and of the hottest row in a backward.
 
         A warp numbers its bags' ids bag by bag; the ids of one row form segments of at most
         ``segment_rows``, which a thread block adds up, each of its warps a part, with one SM's
@@ -182,30 +185,34 @@ class CudaLookups(LookupModel):
             lookup = self.forward_ms(there) + self.backward_ms(there)
             return max(fill, (self.constants.hash_caching - 1.0) * lookup)
         probe = units.us(self.constants.prefetch_ns_per_lookup * 1e-3) * shard.ids
-        held = max(0.0, shard.distinct_rows - rows)
-        probe += units.us(self.constants.prefetch_ns_per_row * 1e-3) * held
+        hits = max(0.0, shard.distinct_rows - rows)
+        probe += units.us(self.constants.prefetch_ns_per_row * 1e-3) * hits
         return probe + rows * self.fetch_ms(shard)
 
     def fetch_ms(self, shard: LookupShard) -> float:
-        """Time to fetch one row of the shard from the host while another one is written back; of a
-        hash table with its states."""
+        """Return the time to fetch one row from the host while another one is written back.
+
+        A row of a hash table comes with its optimizer states.
+        """
         if shard.kernel.is_stored:
             return self._store_ms(shard)
         row = shard.value_bytes if shard.kernel.is_hashed else self._row_bytes(shard)
         return self._exchange_ms(row)
 
     def _store_ms(self, shard: LookupShard) -> float:
-        """A row of a key-value table: found by the host's threads, read from SSD if it is not in
-        the host's memory, and copied over the link, as the one that it evicts is the other way
-        (`_prefetch` of FBGEMM's tbe/ssd/training.py). Writes to SSD are gathered and not waited
-        for."""
+        """Return the time to fetch one row of a key-value table, in ms.
+
+        The host's threads find it and read it from SSD if it is not in the host's memory. It is
+        copied over the link, and the row that it evicts is copied back (`_prefetch` of FBGEMM's
+        tbe/ssd/training.py). Writes to SSD are gathered, and nothing waits for them.
+        """
         row = shard.stored_bytes
-        found = units.us(1e-3 * self.constants.store_ns_per_row)
+        finding = units.us(1e-3 * self.constants.store_ns_per_row)
         read = shard.ssd_share * row / units.gb_per_s(self.constants.store_ssd_gb_s)
-        return found + read + 2 * row / self.hw.memory.host_link
+        return finding + read + 2 * row / self.hw.memory.host_link
 
     def sort_passes(self, rows: ArrayLike) -> Array:
-        """Passes of a radix sort of the ids of tables with ``rows`` rows together, >= 1.
+        """Count the passes of a radix sort of ids of tables with ``rows`` rows together, >= 1.
 
         The key is the row's number within the launch, of ``int(log2(rows) + 1)`` bits
         (`total_hash_size_bits` of split_table_batched_embeddings_ops_training.py).
@@ -214,7 +221,7 @@ class CudaLookups(LookupModel):
         return np.asarray(np.ceil(bits / self.constants.sort_digit_bits))
 
     def sort_pass_ms(self, *, weighted: bool, pooled: bool) -> float:
-        """One pass over one id: keys and values are read and written, weights in a second sort."""
+        """Price a pass over one id: keys and values, then weights in a second sort."""
         item = self.constants.sort_item_bytes * (2 if weighted else 1)
         item += 0 if pooled else UNPOOLED_INFO_BYTES
         return 2 * item / self._sort_bandwidth
@@ -252,20 +259,20 @@ class CudaLookups(LookupModel):
         return max(from_hbm, ids * row / self.hw.memory.l2, over_link, warps)
 
     def _managed_reads(self, shard: LookupShard) -> float:
-        """Rows of managed memory that cross the link in a forward.
+        """Count the rows of managed memory that cross the link in a forward.
 
         The L2 does not keep them: 65536 ids of 27 thousand rows, which would fit into it, read as
         large a share over the link as a million. An SM's L1 does, for the bags of that SM.
         """
-        held = units.mib(self.constants.uvm_l1_kib / 1024) / self._row_bytes(shard)
-        return self.hw.sms * shard.bins.batch_misses(shard.draws / self.hw.sms, held)
+        l1_rows = units.mib(self.constants.uvm_l1_kib / 1024) / self._row_bytes(shard)
+        return self.hw.sms * shard.bins.batch_misses(shard.draws / self.hw.sms, l1_rows)
 
     def _sectors(self, size: float) -> float:
         sector = self.hw.memory.sector_bytes
         return sector * math.ceil(size / sector)
 
     def _row_cost(self, size: float) -> float:
-        """Bytes that gathering one row costs: narrow rows leave lanes of the warp idle.
+        """Count the bytes that gathering one row costs: narrow rows leave lanes of the warp idle.
 
         ``sqrt(row^2 + overhead^2)`` smooths the factors 1, 1.1, 1.55 that Lin et al. give for
         D > 64, 33-64, <= 32 into a curve that never falls with D.
@@ -276,7 +283,7 @@ class CudaLookups(LookupModel):
         return self.constants.l2_share * self.hw.memory.l2_bytes / row_bytes
 
     def _l2_hits(self, shard: LookupShard, tables: float) -> float:
-        """Expected L2 hits of a gather that starts with a cold cache."""
+        """Return the expected L2 hits of a gather that starts with a cold cache."""
         distinct, ids = shard.distinct_rows, shard.ids
         rows = self._cache_rows(self._sectors(shard.dim * shard.element_bytes)) / tables
         if distinct <= rows:
@@ -289,12 +296,12 @@ class CudaLookups(LookupModel):
         With the passes that the shard's own rows need; a launch sorts the numbers of all its rows,
         see `predictor.cost.loads`. Places in a UVM cache are sorted along, by a second sort.
         """
-        one = self.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
+        pass_ms = self.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
         if shard.kernel is ComputeKernel.FUSED_UVM_CACHING:
-            one += self.sort_pass_ms(weighted=False, pooled=True)
+            pass_ms += self.sort_pass_ms(weighted=False, pooled=True)
         prepare = self.constants.prepare_bytes / self._sort_bandwidth
         numbering = units.us(1e-3 * self.constants.linearize_ns) * shard.walks
-        return numbering + shard.ids * (prepare + float(self.sort_passes(shard.rows)) * one)
+        return numbering + shard.ids * (prepare + float(self.sort_passes(shard.rows)) * pass_ms)
 
     def _reduce_ms(self, shard: LookupShard) -> float:
         """Gradients of each row are added up, and the row is updated.
@@ -381,9 +388,9 @@ class CudaLookups(LookupModel):
         return self._sectors(shard.dim * shard.element_bytes)
 
     def _link_ms(self, size: float) -> float:
-        """Bytes of one row read over the host link through unified memory.
+        """Price the read of one row of ``size`` bytes over the host link through unified memory.
 
-        A warp reads up to 128 bytes a request. The link carries so many requests at once, so that
+        A warp reads up to 128 bytes a request. The link carries a limited number of requests, so
         small ones fill it less (EMOGI, arXiv 2006.06890, on zero-copy reads over PCIe).
         """
         requests = math.ceil(size / REQUEST_BYTES)
@@ -391,7 +398,7 @@ class CudaLookups(LookupModel):
         return size / (self.constants.uvm_efficiency * self.hw.memory.host_link)
 
     def _exchange_ms(self, size: float) -> float:
-        """Bytes of one row read over the link while as many are written back."""
+        """Price the read of one row over the link while as many bytes are written back."""
         return self._link_ms(size) / self.constants.uvm_both_ways
 
 
@@ -401,7 +408,7 @@ def _rounds(elements: float) -> float:
 
 
 def _on_device(shard: LookupShard) -> LookupShard:
-    """A shard of a hash table, if all of it were on the device."""
+    """Return a shard of a hash table as if all of it were on the device."""
     return replace(shard, kernel=ComputeKernel.DYNAMICEMB)
 
 

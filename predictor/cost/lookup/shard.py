@@ -69,12 +69,12 @@ class LookupShard:
 
     @property
     def value_bytes(self) -> int:
-        """Of a row in a hash table."""
+        """Bytes of a row in a hash table."""
         return value_bytes(self.optimizer, self.dim, self.element_bytes)
 
     @property
     def stored_bytes(self) -> int:
-        """Of a row in a key-value store."""
+        """Bytes of a row in a key-value store."""
         return stored_bytes(self.kernel, self.optimizer, self.dim, self.element_bytes)
 
     @property
@@ -85,12 +85,12 @@ class LookupShard:
 
     @property
     def ssd_share(self) -> float:
-        """Share of the rows that a cache misses which are read from SSD."""
+        """Share of the cache's misses that are read from SSD."""
         if not self.kernel.is_stored or self.kernel is ComputeKernel.DRAM_VIRTUAL_TABLE:
             return 0.0
-        held = cache_rows(self)
-        missed = 1.0 - self.bins.hit_rate(held)
-        both = 1.0 - self.bins.hit_rate(held + self.host_bytes / self.stored_bytes)
+        cached = cache_rows(self)
+        missed = 1.0 - self.bins.hit_rate(cached)
+        both = 1.0 - self.bins.hit_rate(cached + self.host_bytes / self.stored_bytes)
         return both / missed if missed > 0 else 0.0
 
     @property
@@ -123,28 +123,28 @@ class LookupModel:
     """Cost of embedding lookups on one kind of hardware; all times in ms.
 
     Times of shards are marginal inside one fused launch and add up; floors count once a launch, and
-    so does the longest of the latencies (`predictor.cost.loads` puts them together). What a kind of
-    hardware has not takes no time.
+    so does the longest of the latencies (`predictor.cost.loads` puts them together). Work that a
+    kind of hardware does not do takes no time.
     """
 
     def forward_floor_ms(self) -> float:
-        """Shortest forward of a fused launch."""
+        """Return the shortest forward of a fused launch."""
         raise NotImplementedError
 
     def backward_floor_ms(self) -> float:
-        """Shortest backward of a fused launch."""
+        """Return the shortest backward of a fused launch."""
         raise NotImplementedError
 
     def prefetch_floor_ms(self) -> float:
-        """Shortest prefetch of a launch with cached tables."""
+        """Return the shortest prefetch of a launch with cached tables."""
         return 0.0
 
     def hash_floor_ms(self) -> float:
-        """What a launch over hash tables takes beyond the floor of its forward."""
+        """Return the time of a launch over hash tables beyond the floor of its forward, in ms."""
         return 0.0
 
     def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
-        """Gather and pool, after fetching what nothing prefetched; 0 without ids.
+        """Gather and pool, after fetching rows that were not prefetched; 0 without ids.
 
         Args:
             tables: number of tables that share the L2, this one included, >= 1.
@@ -152,8 +152,10 @@ class LookupModel:
         raise NotImplementedError
 
     def backward_ms(self, shard: LookupShard) -> float:
-        """Sort, accumulate gradients, and step the optimizer where it is fused; without ids only a
-        dense gradient takes time, which is written for the whole shard."""
+        """Sort, accumulate gradients, and step the optimizer where it is fused.
+
+        Without ids only a dense gradient takes time: it is written for the whole shard.
+        """
         raise NotImplementedError
 
     def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
@@ -169,7 +171,7 @@ class LookupModel:
         return 0.0
 
     def bucketize_ms(self, longest: float) -> float:
-        """Shortest time to sort ids into the buckets of row blocks.
+        """Return the shortest time to sort ids into the buckets of row blocks.
 
         Args:
             longest: most ids of a (sample, feature) pair.
@@ -177,27 +179,27 @@ class LookupModel:
         return 0.0
 
     def fetch_ms(self, shard: LookupShard) -> float:
-        """Time to fetch one row of a shard into the cache."""
+        """Return the time to fetch one row of a shard into the cache."""
         return 0.0
 
     def forward_longest_ms(self, shard: LookupShard) -> float:
-        """Shortest forward of a launch with this shard, however few ids it has."""
+        """Return the shortest forward of a launch with this shard, however few ids it has."""
         return 0.0
 
     def backward_longest_ms(self, shard: LookupShard) -> float:
-        """The same of its backward."""
+        """Return the shortest backward of a launch with this shard."""
         return 0.0
 
     def sharing_ms(self, shard: LookupShard) -> tuple[float, ...]:
-        """What a forward adds when 2, 4, 8, 16 tables share the L2, each beyond the one before."""
+        """Return the added time of a forward when 2, 4, 8, 16 tables share the L2, step by step."""
         return (0.0,) * len(SHARERS)
 
     def sort_passes(self, rows: ArrayLike) -> Array:
-        """Passes over the ids when a launch sorts ``rows`` rows together."""
+        """Count the passes over the ids when a launch sorts ``rows`` rows together."""
         return np.zeros(np.shape(rows))
 
     def sort_pass_ms(self, *, weighted: bool, pooled: bool) -> float:
-        """One such pass over one id."""
+        """Return the time of one sort pass over one id."""
         return 0.0
 
 
@@ -211,9 +213,9 @@ Array = NDArray[np.float64]
 
 
 def table_of(features: Sequence[LookupShard]) -> LookupShard:
-    """The shard of a table as one feature that draws as often as all its features together.
+    """Join the features of a table's shard into one that draws as often as all together.
 
-    Features of a table look up the same rows; the k-th hottest of one is taken for that of all.
+    Features of a table look up the same rows; they are assumed to agree on the k-th hottest row.
     """
     first, draws = features[0], [f.draws for f in features]
     if len(features) == 1 or not any(draws):
@@ -229,12 +231,12 @@ def table_of(features: Sequence[LookupShard]) -> LookupShard:
 
 
 def cache_rows(shard: LookupShard) -> float:
-    """Rows that a shard adds to the cache of its launch."""
+    """Return the rows that a shard adds to the cache of its launch."""
     return shard.cache_load_factor * shard.rows
 
 
 def fetched_rows(shard: LookupShard, iterations: ArrayLike) -> Array:
-    """Rows that a shard fetches per iteration from a cache with these characteristic times, > 0.
+    """Return the rows that a shard fetches per iteration at characteristic times > 0 of its cache.
 
     A row is fetched at most once an iteration.
     """
@@ -243,13 +245,13 @@ def fetched_rows(shard: LookupShard, iterations: ArrayLike) -> Array:
 
 
 def own_fetched_rows(shard: LookupShard) -> float:
-    """The same with a cache that no other table shares."""
+    """Return the rows that a shard fetches per iteration if no other table shares its cache."""
     return min(shard.distinct_rows, shard.ids * (1.0 - shard.bins.hit_rate(cache_rows(shard))))
 
 
 @lru_cache(maxsize=100_000)
 def shared_fetched_rows(shards: tuple[LookupShard, ...]) -> tuple[float, ...]:
-    """Rows that every table of a launch fetches per iteration."""
+    """Return the rows that every table of a launch fetches per iteration."""
     if len(shards) == 1:
         return (own_fetched_rows(shards[0]),)
     draws, rows = sum(s.draws for s in shards), sum(map(cache_rows, shards))

@@ -35,40 +35,43 @@ COLUMNS = 3 + 2 * POINTS
 
 
 def common_times(tables: Iterable[LookupShard]) -> Array:
-    """Characteristic times in iterations, ``[TIMES]``, that span those of caches of any table."""
-    found = []
+    """Return characteristic times in iterations, ``[TIMES]``, that span all tables' caches."""
+    times = []
     for table in tables:
         drawn = float(table.bins.counts[table.bins.probs > 0].sum())
         if table.ids > 0:
-            found += [
+            times += [
                 table.bins.characteristic_time(share * drawn) / table.draws
                 for share in (HOTTEST, COLDEST)
             ]
-    return np.geomspace(min(found, default=1.0), max(found, default=2.0), TIMES)
+    return np.geomspace(min(times, default=1.0), max(times, default=2.0), TIMES)
 
 
 def tabulate(shard: LookupShard, hw: HardwareProfile, times: Array) -> Array:
-    """What a shard adds to the cache of its launch, ``[COLUMNS]``."""
-    found = np.zeros(COLUMNS)
-    found[SHARDS], found[ROWS] = 1.0, cache_rows(shard)
+    """Tabulate the contribution of a shard to the cache of its launch, ``[COLUMNS]``."""
+    row = np.zeros(COLUMNS)
+    row[SHARDS], row[ROWS] = 1.0, cache_rows(shard)
     if shard.ids <= 0:
-        return found
+        return row
     probs, counts = shard.bins.probs, shard.bins.counts
-    resident, fetch = found[RESIDENT], found[FETCH_MS]
+    resident, fetch = row[RESIDENT], row[FETCH_MS]
     resident[1:-1] = shard.bins.resident(shard.draws * times)
     resident[-1] = counts[probs > 0].sum()
-    one = lookup_model(hw).fetch_ms(shard)
-    fetch[:-1] = one * fetched_rows(shard, np.concatenate(([0.0], times)))
-    found[OWN_MS] = one * own_fetched_rows(shard)
-    tabulated = float(fetches_ms(found))
+    row_ms = lookup_model(hw).fetch_ms(shard)
+    fetch[:-1] = row_ms * fetched_rows(shard, np.concatenate(([0.0], times)))
+    row[OWN_MS] = row_ms * own_fetched_rows(shard)
+    tabulated = float(fetches_ms(row))
     if tabulated > 0:
-        fetch *= found[OWN_MS] / tabulated  # makes interpolation exact for a shard that is alone
-    return found
+        fetch *= row[OWN_MS] / tabulated  # makes interpolation exact for a shard that is alone
+    return row
 
 
 def position(caches: Array) -> Array:
-    """Fractional index of the tabulated time at which shards of launches ``[..., COLUMNS]`` fill
-    their cache; the last index where they never do."""
+    """Locate the tabulated time at which shards of launches ``[..., COLUMNS]`` fill their cache.
+
+    Returns:
+        Fractional indices ``[...]``; the last index where the shards never fill it.
+    """
     resident, rows = caches[..., RESIDENT], caches[..., ROWS]
     below = (resident < rows[..., None]).sum(axis=-1)
     first = np.clip(below - 1, 0, POINTS - 2)
@@ -79,24 +82,24 @@ def position(caches: Array) -> Array:
 
 
 def between(values: Array, where: Array) -> Array:
-    """Tabulated ``values`` ``[..., POINTS]`` at positions ``[...]``."""
+    """Interpolate tabulated ``values`` ``[..., POINTS]`` at positions ``[...]``."""
     first = np.minimum(where.astype(np.intp), POINTS - 2)
     low, high = _at(values, first), _at(values, first + 1)
     return np.asarray(low + (where - first) * (high - low))
 
 
 def _at(values: Array, point: NDArray[np.intp]) -> Array:
-    """One of the last axis of ``values`` each."""
+    """Pick one entry of the last axis of ``values`` at each ``point``."""
     return np.take_along_axis(values, point[..., None], axis=-1)[..., 0]
 
 
 def fetches_ms(caches: Array) -> Array:
-    """Fetches per iteration of launches ``[..., COLUMNS]``, in ms."""
+    """Return the time of fetches per iteration of launches ``[..., COLUMNS]``, in ms."""
     return between(caches[..., FETCH_MS], position(caches))
 
 
 def sharing_ms(caches: Array) -> Array:
-    """What launches ``[..., COLUMNS]`` fetch beyond their shards with caches of their own.
+    """Return the fetches in ms of launches beyond those of their shards with caches of their own.
 
     It can be negative: LRU gives a row its place regardless of the load factor of its table.
     """

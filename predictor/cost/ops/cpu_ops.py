@@ -25,17 +25,17 @@ from predictor.errors import InputError
 from predictor.model.op_calls import OpCall, Operand
 
 GRANULE = 16 * 1024
-"""Bytes that are taken to be touched together."""
+"""Bytes that count as touched together."""
 ALIGNMENT = 64
 EDGES = tuple(2.0**power for power in range(19, 30))
 """Distances in bytes, 0.5 MiB to 512 MiB, between the bins."""
 BINS = len(EDGES) + 1
 STEPS = 2
-"""The step is gone through so often that its start finds what the step before left."""
+"""Passes over the step, so that its start meets the memory that the step before left."""
 
 
 class Arena:
-    """Addresses of memory that is taken and given back."""
+    """Allocator that gives addresses to memory that is taken and given back."""
 
     def __init__(self) -> None:
         self.top = 0
@@ -53,14 +53,14 @@ class Arena:
             if start + size < end:
                 bisect.insort(self.gaps, (start + size, end))
         else:
-            # what lies free at the end grows
+            # a gap at the end grows
             at_end = bool(self.gaps) and self.gaps[-1][1] == self.top
             start = self.gaps.pop()[0] if at_end else self.top
             self.top = start + size
         self.taken[storage] = (start, start + size)
 
     def give_back(self, storage: int) -> None:
-        """Merge with the gaps on both sides; nothing happens to what has no address."""
+        """Free memory and merge it with the gaps on both sides; skip a storage without address."""
         if storage not in self.taken:
             return
         start, end = self.taken.pop(storage)
@@ -74,14 +74,14 @@ class Arena:
 
 
 class _Touched:
-    """When each granule was touched last; never is before everything."""
+    """Clock of each granule's last touch; -1 if it was never touched."""
 
     def __init__(self) -> None:
         self.last = np.full(1024, -1, dtype=np.int64)
         self.clock = 0
 
     def distances(self, first: int, end: int) -> Array:
-        """Distinct bytes since the last touch of each granule in a range of bytes."""
+        """Return the distinct bytes since the last touch of each granule in a range of bytes."""
         low, high = first // GRANULE, -(-end // GRANULE)
         while high > len(self.last):
             self.last = np.concatenate([self.last, np.full(len(self.last), -1, dtype=np.int64)])
@@ -96,36 +96,39 @@ class _Touched:
 
 
 def reuse_bytes(calls: Sequence[OpCall]) -> list[Array]:
-    """Bytes that each call touches, by the distance to their last touch, ``[BINS]`` a call.
+    """Count the bytes that each call touches by the distance to their last touch.
 
-    A call goes through its operands side by side, so what the call before touched lies as far back
-    as all operands are large.
+    A call goes through its operands side by side, so the operands of the call before it lie as far
+    back as all its own operands are large.
 
     Args:
-        calls: of one step, which repeats; what it uses but has not made is there all the time.
+        calls: of one step, which repeats; memory that it uses but does not make lasts all the time.
+
+    Returns:
+        ``[BINS]`` for each call.
     """
     arena, touched = Arena(), _Touched()
-    held = _find_held(calls)
-    for storage, size in held.items():
+    lasting = _find_held(calls)
+    for storage, size in lasting.items():
         arena.take(storage, size)
-    found: list[Array] = []
+    rows: list[Array] = []
     for _ in range(STEPS):
-        found = [_call_bytes(call, arena, touched) for call in calls]
-        for storage in [number for number in arena.taken if number not in held]:
+        rows = [_call_bytes(call, arena, touched) for call in calls]
+        for storage in [number for number in arena.taken if number not in lasting]:
             arena.give_back(storage)
-    return found
+    return rows
 
 
 def _find_held(calls: Sequence[OpCall]) -> dict[int, int]:
-    """Memory that some call uses before any has made it."""
-    made: set[int] = set()
-    held: dict[int, int] = {}
+    """Return the memory that a call uses before any call writes it: storage -> bytes."""
+    written: set[int] = set()
+    lasting: dict[int, int] = {}
     for call in calls:
         for operand in call.inputs:
-            if operand.storage not in made:
-                held[operand.storage] = operand.storage_bytes
-        made |= {out.storage for out in call.outputs}
-    return held
+            if operand.storage not in written:
+                lasting[operand.storage] = operand.storage_bytes
+        written |= {out.storage for out in call.outputs}
+    return lasting
 
 
 def _call_bytes(call: OpCall, arena: Arena, touched: _Touched) -> Array:
@@ -148,12 +151,12 @@ def _call_bytes(call: OpCall, arena: Arena, touched: _Touched) -> Array:
 
 
 def _unlike(operands: Sequence[Operand]) -> Iterator[Operand]:
-    """Each stretch of memory once, empty ones left out."""
-    seen: set[tuple[int, tuple[int, int]]] = set()
+    """Yield each stretch of memory once, without empty ones."""
+    keys: set[tuple[int, tuple[int, int]]] = set()
     for operand in operands:
         key = (operand.storage, operand.span)
-        if operand.elements and key not in seen:
-            seen.add(key)
+        if operand.elements and key not in keys:
+            keys.add(key)
             yield operand
 
 
@@ -168,7 +171,7 @@ Array = NDArray[np.float64]
 GEMMS = {"mm": "gemm", "addmm": "gemm", "bmm": "bmm"}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 TILE_ROWS, TILE_COLUMNS = 16, 48
-"""Of MKL's fp32 kernel for AVX-512: of 20 tried on shapes apart, the tile that left the least."""
+"""Tile of MKL's fp32 kernel for AVX-512: of 20, the one with the least error on other shapes."""
 CONVOLUTIONS = ("convolution", "convolution_backward")
 CHANNEL_BLOCK = 16
 """Numbers of a vector of AVX-512, which oneDNN's blocked layouts keep side by side."""
@@ -184,10 +187,10 @@ class OpRow:
     """Calls of one kind and one size.
 
     Args:
-        sizes: batch, m, n, k and 1 for a bias of a product; images, channels of an input and of an
-            output, inputs an output is summed of in each channel, pixels of both of a convolution;
-            of others stretches that lie together, elements written, elements read, elements whose
-            stride meets the same lines of a cache. Custom ops have sizes of their own.
+        sizes: product: batch, m, n, k and 1 for a bias. Convolution: images, channels of input and
+            output, inputs summed in each channel for one output, pixels of input and output.
+            Others: contiguous stretches, elements written, elements read, elements whose stride
+            meets the same lines of a cache. Custom ops have sizes of their own.
         reuse: bytes by distance (`predictor.cost.ops.cpu_ops.BINS`), of all calls together.
         count: calls.
     """
@@ -199,7 +202,7 @@ class OpRow:
 
 
 def kind_and_sizes(call: OpCall) -> tuple[str, tuple[int, ...]]:
-    """The kind that a call belongs to, and its sizes."""
+    """Return the kind that a call belongs to, and its sizes."""
     if not call.moves:
         return VIEW, ()
     if call.name in GEMMS:
@@ -212,7 +215,7 @@ def kind_and_sizes(call: OpCall) -> tuple[str, tuple[int, ...]]:
     written = call.inputs[:1] if call.mutates else call.outputs
     most = max((operand.elements for operand in written), default=0)
     operands = (*call.inputs, *written)
-    # of a table of which a few rows are looked up most is not read; a sum reads all
+    # a gather reads few rows of its table; a sum reads everything
     cap = math.inf if call.name == "sum" else 4 * most
     read = sum(min(operand.bytes // operand.item_bytes, cap) for operand in call.inputs)
     return call.kind, (
@@ -224,22 +227,23 @@ def kind_and_sizes(call: OpCall) -> tuple[str, tuple[int, ...]]:
 
 
 def _convolution(call: OpCall) -> tuple[str, tuple[int, ...]]:
-    """Kind, with the gradients that a backward gives: of the input, of the weight, or both.
+    """Return the kind and sizes of a convolution.
 
-    oneDNN does not put the channels of an image in blocks.
+    The kind of a backward names its gradients: of the input, of the weight, or both. oneDNN does
+    not put the channels of an image in blocks.
     """
     backward = call.name == CONVOLUTIONS[1]
-    given, weight = call.inputs[1:3] if backward else call.inputs[:2]
+    image, weight = call.inputs[1:3] if backward else call.inputs[:2]
     output = call.inputs[0] if backward else call.outputs[0]
-    made = {operand.shape for operand in call.outputs} if backward else set()
-    marks = "x" * (given.shape in made) + "w" * (weight.shape in made)
+    gradients = {operand.shape for operand in call.outputs} if backward else set()
+    marks = "x" * (image.shape in gradients) + "w" * (weight.shape in gradients)
     marks = marks or (">" if weight.shape[1] > IMAGE_CHANNELS else "image>")
     return f"{call.name} {marks}", (
-        given.shape[0],
+        image.shape[0],
         weight.shape[1],
         weight.shape[0],
         math.prod(weight.shape[2:]),
-        math.prod(given.shape[2:]),
+        math.prod(image.shape[2:]),
         math.prod(output.shape[2:]),
     )
 
@@ -252,7 +256,7 @@ def _stretches(operand: Operand) -> int:
 
 
 def _count_aliased(operand: Operand) -> int:
-    """Elements of a strided walk, times how far short of all lines of a page its steps fall."""
+    """Count the elements of a strided walk, weighted by log2 of the cache lines that steps skip."""
     if not operand.shape or operand.shape[-1] == 1 or operand.strides[-1] in (0, 1):
         return 0
     step = math.gcd(operand.strides[-1] * operand.item_bytes, PAGE_BYTES)
@@ -260,25 +264,27 @@ def _count_aliased(operand: Operand) -> int:
 
 
 def group_of(kind: str) -> str:
-    """The group of a kind: the kinds that share a kernel model."""
+    """Return the group of a kind: the kinds that share a kernel model."""
     return GEMMS.get(kind.split()[0], kind)
 
 
 def name_of(kind: str) -> str:
-    """The op of a kind, whose model over all layouts is used where a layout was never measured."""
+    """Return the op of a kind; its model over all layouts serves layouts without measurements."""
     return group_of(kind).split()[0]
 
 
 @dataclass(frozen=True)
 class Caches:
-    """Sizes in bytes. What was touched a distance ``d`` ago misses a cache with the probability
-    ``1 / (1 + (size / d)^2)``."""
+    """Sizes of a near and a far cache in bytes.
+
+    Memory touched a distance ``d`` ago misses a cache with probability ``1 / (1 + (size / d)^2)``.
+    """
 
     near_bytes: float
     far_bytes: float
 
     def misses(self, reuse: ArrayLike) -> Array:
-        """Bytes that miss the near and the far cache: ``[..., BINS]`` to ``[..., 2]``."""
+        """Return the bytes that miss the near and far cache, ``[..., BINS]`` to ``[..., 2]``."""
         sizes = np.array([self.near_bytes, self.far_bytes])
         chances = 1 / (1 + (sizes / _MIDDLES[:, None]) ** MISS_POWER)
         return np.asarray(np.asarray(reuse, dtype=np.float64) @ chances)
@@ -288,12 +294,12 @@ _MIDDLES = np.array([EDGES[0] / math.sqrt(2), *(edge * math.sqrt(2) for edge in 
 
 
 def work(row: OpRow, caches: Caches) -> Array:
-    """What the time of a call is linear in, the mean of the row's calls."""
+    """Return the quantities in which the time of a call is linear, as a mean over the row."""
     return np.concatenate([plain_work(row), caches.misses(row.reuse) / row.count])
 
 
 def plain_work(row: OpRow) -> Array:
-    """Of `work`, what does not depend on the caches."""
+    """Return the part of `work` that does not depend on the caches."""
     if name_of(row.kind) in CONVOLUTIONS:
         return _convolution_work(*row.sizes)
     if group_of(row.kind) not in GEMMS.values():
@@ -309,8 +315,8 @@ def plain_work(row: OpRow) -> Array:
 def _convolution_work(
     images: int, into: int, out: int, window: int, pixels: int, out_pixels: int
 ) -> Array:
-    """A call, multiply-adds, elements and weights, all with channels in whole blocks."""
-    into, out = (CHANNEL_BLOCK * math.ceil(of / CHANNEL_BLOCK) for of in (into, out))
+    """Return one call, multiply-adds, elements and weights, with channels in whole blocks."""
+    into, out = (CHANNEL_BLOCK * math.ceil(channels / CHANNEL_BLOCK) for channels in (into, out))
     weights = float(window * into * out)
     elements = float(images * (into * pixels + out * out_pixels))
     return np.array([1.0, images * out_pixels * weights, elements, weights])
@@ -322,8 +328,8 @@ class OpModels:
 
     Args:
         coefficients: group, or name of an op -> coefficients in the order of `work`, in ms.
-        op_ms: what a step takes beyond its ops, per call of any op, views included.
-        stretch: of all ops together, what a step takes for each ms that its ops take alone.
+        op_ms: time of a step beyond its ops, per call of any op, views included.
+        stretch: time of all ops of a step together, over the sum of their times alone.
     """
 
     coefficients: Mapping[str, Array]
@@ -332,14 +338,14 @@ class OpModels:
     stretch: float = 1.0
 
     def has(self, kind: str) -> bool:
-        """Whether ops of a kind can be priced."""
+        """Tell whether ops of a kind can be priced."""
         return kind == VIEW or self._of(kind) is not None
 
     def _of(self, kind: str) -> Array | None:
         return self.coefficients.get(group_of(kind), self.coefficients.get(name_of(kind)))
 
     def row_ms(self, row: OpRow) -> float:
-        """Time of all calls of a row."""
+        """Return the time of all calls of a row in ms."""
         if row.kind == VIEW:
             return 0.0
         model = self._of(row.kind)
@@ -351,6 +357,6 @@ class OpModels:
         return row.count * float(work(row, self.caches) @ model)
 
     def rows_ms(self, rows: Sequence[OpRow]) -> float:
-        """Time of many rows in a step, with what it takes beyond its ops."""
+        """Return the time of many rows in a step in ms, with its time beyond its ops."""
         calls = sum(row.count for row in rows)
         return self.stretch * sum(map(self.row_ms, rows)) + self.op_ms * calls

@@ -61,30 +61,30 @@ KNOWN = PASSES | COPIES | _names("others") | GATHERS | SCATTERS | DECODES
 """Memory-bound ops with a kernel model."""
 
 ADAPTERS = {"_index_put_impl": "index_put", "_unsafe_index_put": "index_put"}
-"""Names of the same kernels."""
+"""Other names of the same kernels."""
 
 LAST_KEYS = frozenset(name for name in ATTENTION if "flash" in name and "for_cpu" not in name)
-"""Kernels whose last query is that of the last key where a mask is causal; with others the first
-query is that of the first key (`torch.nn.attention.bias`)."""
+"""Kernels whose causal mask aligns the last query with the last key; others align the first ones
+(`torch.nn.attention.bias`)."""
 
 CONCATENATIONS = frozenset(("cat", "stack"))
 ROW_COPIES = ("clone", "copy", "_to_copy", "contiguous")
 FOREACH_TENSORS = 110
 """Pointers that one launch of a foreach kernel takes (aten/src/ATen/native/cuda/
-MultiTensorApply.cuh: depth_to_max_tensors of one list; fewer of several, the sum is alike)."""
+MultiTensorApply.cuh: depth_to_max_tensors of one list; several lists share about as many)."""
 FOREACH_CHUNK = 65_536
 """Elements that one block of such a kernel steps through (kChunkSize there)."""
 
 
 @dataclass(frozen=True)
 class OpCost:
-    """What one call costs on the device.
+    """Cost of one call on the device.
 
     Args:
         kernels: that it launches; 0 for views.
         resource: profile group that its time comes from.
         product: m, n and k of a single product, for `predictor.iteration.ranges`.
-        modelled: False where it was counted by its bytes for want of a kernel model.
+        modelled: False where no kernel model exists and its bytes set the price.
     """
 
     ms: float
@@ -110,10 +110,10 @@ class OpTimes:
         self.product_type = product_type
 
     def cost(self, call: OpCall, *, compiled: bool = False) -> OpCost:
-        """Of one call.
+        """Price one call.
 
         Args:
-            compiled: the kernel is a compiler's where it can make one, which loads vectors where
+            compiled: a compiler writes the kernel where it can; such a kernel loads vectors where
                 aten's would not.
         """
         if not call.moves:
@@ -125,10 +125,10 @@ class OpTimes:
             return self._convolution(call, name)
         if name in ATTENTION and _has_operands(call, 4 if "backward" in name else 3, 3):
             return self._attention(call, name)
-        return self._memory(call, name, made=compiled and fusible(call))
+        return self._memory(call, name, vectorised=compiled and fusible(call))
 
     def cost_of_chain(self, chain: Sequence[OpCall]) -> OpCost:
-        """Of ops that run as one kernel (`fused_chains`)."""
+        """Price ops that run as one kernel (`fused_chains`)."""
         if len(chain) == 1:
             return self.cost(chain[0], compiled=True)
         return OpCost(float(memory_ms(self.hardware, outer_bytes(chain))), 1)
@@ -146,19 +146,23 @@ class OpTimes:
         return OpCost(ms, 1, "gemm", None if count > 1 else (m, n, k))
 
     def _convolution(self, call: OpCall, name: str) -> OpCost:
-        """As products of the patches of the input with the weights: ``N P`` by ``Cout`` by
-        ``Cin / groups`` times the window, a product a group."""
+        """Price a convolution as products of the input's patches with the weights.
+
+        Each group is a product of ``N P`` by ``Cout`` by ``Cin / groups`` times the window.
+        """
         backward = name.endswith("backward")
-        given, weight = call.inputs[1:3] if backward else call.inputs[:2]
+        image, weight = call.inputs[1:3] if backward else call.inputs[:2]
         output = call.inputs[0] if backward else call.outputs[0]
         images, out, window = output.shape[0], weight.shape[0], math.prod(weight.shape[1:])
-        groups = max(1, given.shape[1] // max(1, weight.shape[1]))
+        groups = max(1, image.shape[1] // max(1, weight.shape[1]))
         m, n, k = images * math.prod(output.shape[2:]), max(1, out // groups), window
         shapes = [(m, n, k)]
         if backward:
-            made = {operand.shape for operand in call.outputs}
-            shapes = [(m, k, n)] * (given.shape in made) + [(n, k, m)] * (weight.shape in made)
-        data_type = _rate_type(given, self.product_type)
+            gradients = {operand.shape for operand in call.outputs}
+            shapes = [(m, k, n)] * (image.shape in gradients) + [(n, k, m)] * (
+                weight.shape in gradients
+            )
+        data_type = _rate_type(image, self.product_type)
         ms = sum(batched_ms(self.hardware, groups, *shape, data_type) for shape in shapes)
         return OpCost(ms, max(1, len(shapes)), "gemm", shapes[0] if shapes else None)
 
@@ -174,13 +178,13 @@ class OpTimes:
         shape = queries, keys, (query.shape[-1] + value.shape[-1]) / 2
         precision = _rate_type(query, self.product_type)
         computed = attention_ms(hw, count, shape, precision, backward=backward, causal=causal)
-        touched = sum(operand.bytes for of in read_and_written(call) for operand in of)
+        touched = sum(operand.bytes for operands in read_and_written(call) for operand in operands)
         ms = max(computed, float(memory_ms(hw, touched)))
         return OpCost(ms, 1 if hw.inline else KERNELS.get(name, 1), "gemm")
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def _memory(self, call: OpCall, name: str, *, made: bool) -> OpCost:
+    def _memory(self, call: OpCall, name: str, *, vectorised: bool) -> OpCost:
         size, gathered = _memory_bytes(call, name)
         model = columns_ms if _takes_rows_apart(call, name) else memory_ms
         model = decode_ms if name in DECODES else model
@@ -194,7 +198,7 @@ class OpTimes:
         if rows and cost.column_sum_us:
             return OpCost(column_sums_ms(self.hardware, rows, size), kernels)
         apart = units.us(cost.floor_us + 1e-3 * _apart_on_gpu_ns(call, name, cost))
-        ms = max(float(model(self.hardware, size)), 0.0 if made else apart)
+        ms = max(float(model(self.hardware, size)), 0.0 if vectorised else apart)
         ms += (kernels - 1) * units.us(cost.floor_us) + kernels * _chunk_ms(call, cost)
         if name in INDEX_ADDS:
             ms += units.us(1e-3 * cost.index_add_ns) * gathered / 2
@@ -202,7 +206,7 @@ class OpTimes:
 
 
 def _has_operands(call: OpCall, count: int, axes: int) -> bool:
-    """Tell whether a call has what the law of its name reads; its bytes are its price otherwise."""
+    """Tell whether a call has the operands that its cost model reads; else its bytes are priced."""
     operands = call.inputs[:count] if axes > 1 else call.inputs[-count:]
     if len(operands) < count or not call.outputs:
         return False
@@ -211,7 +215,7 @@ def _has_operands(call: OpCall, count: int, axes: int) -> bool:
 
 
 def _element_ns(call: OpCall, name: str, gathered: float, cost: Elementwise) -> float:
-    """What a CPU spends on elements beyond their bytes."""
+    """Return the time in ns that a CPU spends on elements beyond their bytes."""
     ns = cost.gather_ns_per_element * gathered
     if call.inputs and name in cost.math_ns:
         ns += cost.math_ns[name] * call.inputs[0].elements
@@ -219,14 +223,17 @@ def _element_ns(call: OpCall, name: str, gathered: float, cost: Elementwise) -> 
         ns += cost.math_ns_per_element * MATH[name] * call.inputs[0].elements
     ns += _apart_ns(call, name, cost)
     if name in RANDOM:
-        made = call.outputs or call.inputs
-        ns += cost.random_ns_per_element * made[0].elements
+        drawn = call.outputs or call.inputs
+        ns += cost.random_ns_per_element * drawn[0].elements
     return ns
 
 
 def _apart_ns(call: OpCall, name: str, cost: Elementwise) -> float:
-    """Of elements that a copy finds apart: a concatenation of operands that all lie on their own
-    runs another kernel (aten's cpu/CatKernel.cpp) than one that copies them piece by piece."""
+    """Return the time in ns of elements that a CPU copies from scattered places.
+
+    A concatenation of contiguous operands runs another kernel (aten's cpu/CatKernel.cpp) than one
+    that copies them piece by piece.
+    """
     sides = [(operand, _lies(operand)) for operand in call.inputs if operand.elements > 1]
     if name in CONCATENATIONS and any(lies != "whole" for _, lies in sides):
         each = {"turned": cost.turned_ns_per_element}
@@ -237,9 +244,12 @@ def _apart_ns(call: OpCall, name: str, cost: Elementwise) -> float:
 
 
 def _apart_on_gpu_ns(call: OpCall, name: str, cost: Elementwise) -> float:
-    """Of the elements of a pointwise op or a copy that loads no vectors: operands that lie apart,
-    are broadcast or differ in type. A cast from fp32 to half precision has a kernel of its own
-    (`bfloat16_copy_kernel_cuda`, aten's cuda/Copy.cu), which does."""
+    """Return the time in ns of a pointwise op or a copy on a GPU that cannot load vectors; else 0.
+
+    Operands that are not contiguous, are broadcast or differ in type prevent vector loads. A cast
+    from fp32 to half precision loads vectors in a kernel of its own (`bfloat16_copy_kernel_cuda`,
+    aten's cuda/Copy.cu).
+    """
     if (name not in POINTWISE and name not in ROW_COPIES) or not call.outputs or is_foreach(call):
         return 0.0
     count = call.outputs[0].elements
@@ -256,7 +266,7 @@ def _apart_on_gpu_ns(call: OpCall, name: str, cost: Elementwise) -> float:
 
 
 def _chunk_ms(call: OpCall, cost: Elementwise) -> float:
-    """Of one launch over many tensors, what its longest block takes beyond the bytes of all."""
+    """Return the time in ms of a many-tensor launch's longest block, beyond the bytes of all."""
     if not call.name.startswith("_foreach_") or not call.inputs:
         return 0.0
     longest = max(operand.elements for operand in call.inputs)
@@ -264,7 +274,7 @@ def _chunk_ms(call: OpCall, cost: Elementwise) -> float:
 
 
 def _summed_rows(call: OpCall, name: str) -> int:
-    """Rows of a matrix that an op sums over; 0 for other ops."""
+    """Return the rows of a matrix that an op sums over; 0 for other ops."""
     if name != "sum" or not call.outputs or not call.inputs or len(call.inputs[0].shape) < 2:
         return 0
     columns = call.inputs[0].shape[-1]
@@ -274,7 +284,7 @@ def _summed_rows(call: OpCall, name: str) -> int:
 
 
 def _lies(operand: Operand) -> str:
-    """Whether a tensor is contiguous, made of rows that are, or neither."""
+    """Classify a tensor: contiguous (``whole``), of contiguous rows (``sliced``), or ``turned``."""
     expected, apart = 1, False
     for n, stride in zip(reversed(operand.shape), reversed(operand.strides), strict=True):
         apart |= n > 1 and stride != expected
@@ -285,7 +295,7 @@ def _lies(operand: Operand) -> str:
 
 
 def plain_name(call: OpCall) -> str:
-    """The name without what marks an op that works in place or is a variant of another."""
+    """Return the name of an op without the marks of in-place ops and other variants."""
     name = call.name.removesuffix(CAUSAL)
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
@@ -296,12 +306,12 @@ def plain_name(call: OpCall) -> str:
 
 
 def is_foreach(call: OpCall) -> bool:
-    """Whether one launch serves many tensors."""
+    """Tell whether one launch serves many tensors."""
     return call.name.startswith(("_foreach_", "_fused_"))
 
 
 class Product(NamedTuple):
-    """``batch`` times ``[m, k] @ [k, n]``; ``layout`` as `batched_ms` takes it."""
+    """Batch of products ``[m, k] @ [k, n]``; ``layout`` as `batched_ms` takes it."""
 
     batch: int
     m: int
@@ -312,7 +322,7 @@ class Product(NamedTuple):
 
 
 def product_of(call: OpCall, product_type: str) -> Product:
-    """The product that a call of one of `PRODUCTS` computes.
+    """Return the product that a call of one of `PRODUCTS` computes.
 
     Args:
         product_type: of fp32 products, as `OpTimes` takes it.
@@ -325,17 +335,17 @@ def product_of(call: OpCall, product_type: str) -> Product:
 
 
 def _rate_type(operand: Operand, product_type: str) -> str:
-    """The type whose rate a product of an operand runs at; fp64 at that of fp32."""
-    known = operand.data_type
-    if known in ("fp16", "bf16") or known.startswith(("fp8", "float8")):
-        return "fp8" if "8" in known else known
-    if not known and operand.item_bytes == 2:
+    """Return the type at whose rate a product of an operand runs; fp64 runs at that of fp32."""
+    data_type = operand.data_type
+    if data_type in ("fp16", "bf16") or data_type.startswith(("fp8", "float8")):
+        return "fp8" if "8" in data_type else data_type
+    if not data_type and operand.item_bytes == 2:
         return product_type if product_type in ("fp16", "bf16") else "bf16"
     return product_type if product_type in ("fp32", "tf32") else "fp32"
 
 
 def _product_shape(name: str, a: Operand, b: Operand) -> tuple[int, int, int, int]:
-    """Count, m, n and k."""
+    """Return count, m, n and k."""
     if name == "linear":
         return 1, math.prod(a.shape[:-1]), b.shape[0], a.shape[-1]
     if len(b.shape) == 1:
@@ -352,12 +362,12 @@ def _kernels(call: OpCall, name: str) -> int:
 
 
 def unlike(operands: Sequence[Operand]) -> list[Operand]:
-    """Each stretch of memory once."""
+    """Return each stretch of memory once."""
     return list({(o.storage, o.span): o for o in operands}.values())
 
 
 def read_and_written(call: OpCall) -> tuple[list[Operand], list[Operand]]:
-    """What a call reads and writes, each stretch of memory once."""
+    """Return the operands that a call reads and writes, each stretch of memory once."""
     written = list(call.outputs)
     if call.mutates and not written:
         written = list(call.inputs[:1])
@@ -371,16 +381,16 @@ def read_and_written(call: OpCall) -> tuple[list[Operand], list[Operand]]:
 
 
 def _memory_bytes(call: OpCall, name: str) -> tuple[float, float]:
-    """Bytes of a memory-bound op, and the elements that it reaches one by one."""
+    """Return the bytes of a memory-bound op, and the elements that it reaches one by one."""
     read, written = read_and_written(call)
     if name in FILLS:
         return _bytes(written), 0.0
     if name in GATHERS and call.inputs:
-        table, taken = call.inputs[0], _bytes(call.outputs)
-        size = min(table.bytes, taken) + taken + _bytes(call.inputs[1:])
+        table, gathered = call.inputs[0], _bytes(call.outputs)
+        size = min(table.bytes, gathered) + gathered + _bytes(call.inputs[1:])
         return size, _loose(table, call.outputs)
     if name in SCATTERS and call.inputs:
-        # values are read, and what they are added to is read and written; the rest is copied
+        # values are read, their targets are read and written, and the rest is copied
         base, rest = call.inputs[0], call.inputs[1:]
         values = max(rest, key=lambda operand: operand.bytes, default=base)
         copied = 0 if call.mutates else base.bytes + _bytes(call.outputs)
@@ -393,11 +403,11 @@ def _bytes(operands: Sequence[Operand]) -> int:
     return sum(operand.bytes for operand in operands)
 
 
-def _loose(table: Operand, taken: Sequence[Operand]) -> float:
-    """Stretches that a gather takes one by one: elements, where it takes no whole rows."""
-    count = sum(operand.elements for operand in taken)
+def _loose(table: Operand, gathered: Sequence[Operand]) -> float:
+    """Count the stretches that a gather takes one by one: rows, or elements of parts of rows."""
+    count = sum(operand.elements for operand in gathered)
     together = 1
-    for shape in (operand.shape for operand in taken):
+    for shape in (operand.shape for operand in gathered):
         for mine, other in zip(reversed(table.shape[1:]), reversed(shape), strict=False):
             if mine != other:
                 break
@@ -406,7 +416,7 @@ def _loose(table: Operand, taken: Sequence[Operand]) -> float:
 
 
 def _takes_rows_apart(call: OpCall, name: str) -> bool:
-    """Whether a copy puts short stretches side by side, or turns an operand round."""
+    """Tell whether a copy puts short stretches side by side, or transposes an operand."""
     if not call.outputs or not call.inputs:
         return False
     out = call.outputs[0]
@@ -424,32 +434,34 @@ def _takes_rows_apart(call: OpCall, name: str) -> bool:
 
 
 def outer_bytes(calls: Sequence[OpCall]) -> int:
-    """Bytes that ops read of what was there before them, and write of what stays after them."""
-    made: set[int] = set()
+    """Count the bytes that ops read of earlier memory, and write to memory that outlasts them."""
+    produced: set[int] = set()
     freed = {storage for call in calls for storage in call.freed}
     sizes: dict[tuple[str, int, tuple[int, int]], int] = {}
     for call in calls:
         read, written = read_and_written(call)
         for operand in read:
-            if operand.storage not in made:
+            if operand.storage not in produced:
                 sizes["read", operand.storage, operand.span] = operand.bytes
-        given = {operand.storage for operand in call.inputs}
-        made |= {operand.storage for operand in written if operand.storage not in given}
+        inputs = {operand.storage for operand in call.inputs}
+        produced |= {operand.storage for operand in written if operand.storage not in inputs}
         for operand in written:
-            if operand.storage not in freed or operand.storage not in made:
+            if operand.storage not in freed or operand.storage not in produced:
                 sizes["written", operand.storage, operand.span] = operand.bytes
     return sum(sizes.values())
 
 
 def fusible(call: OpCall) -> bool:
-    """Whether a compiler can make it a part of a kernel."""
+    """Tell whether a compiler can make an op a part of a kernel."""
     name = plain_name(call)
     return not is_foreach(call) and name in FUSED_BY_COMPILERS and name not in GATHERS
 
 
 def fused_chains(calls: Sequence[OpCall]) -> Iterator[list[OpCall]]:
-    """The ops as a compiler runs them: chains of those that share data, all others alone; views,
-    which compiled code does not run, are left out."""
+    """Group ops as a compiler runs them: chains of those that share data, all others alone.
+
+    Views are left out: compiled code does not run them.
+    """
     run: list[OpCall] = []
     for call in calls:
         if not call.moves:
@@ -464,7 +476,7 @@ def fused_chains(calls: Sequence[OpCall]) -> Iterator[list[OpCall]]:
 
 
 def _connected(run: Sequence[OpCall]) -> Iterator[list[OpCall]]:
-    """The parts of a run that share no memory with each other."""
+    """Yield the parts of a run that share no memory with each other."""
     parts: list[tuple[set[int], list[OpCall]]] = []
     for call in run:
         used = {operand.storage for operand in (*call.inputs, *call.outputs)}

@@ -14,8 +14,8 @@ a reduce-scatter on a stream of its own, and gathered before its backward. Table
 
 Weights that are stashed (`MemoryStashingManager` in torchrec/distributed/memory_stashing.py) are
 copied to the host behind their lookup and back before its backward, which waits for them; states of
-the dense optimizer behind its step, and back before the next one. What is brought back is asked for
-where the backward begins: a script chooses the place.
+the dense optimizer behind its step, and back before the next one. Both restores are issued where
+the backward begins; a script may choose another place.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ LookModuleUp = Callable[[Sequence[Exchange]], None]
 
 
 class Kind(NamedTuple):
-    """Operations of one phase that one profile group prices, one stream runs, and in which the
-    ranks of one scope meet."""
+    """Kind of operation: its phase, the profile group that prices it, its stream and its scope."""
 
     phase: str
     resource: str
@@ -76,7 +75,7 @@ class Kind(NamedTuple):
 
 
 def _both(phase: str, resource: str, stream: str) -> dict[bool, Kind]:
-    """Forward under False, backward under True."""
+    """Map ``backward`` to the kinds of a phase: forward under False, backward under True."""
     ways = {False: "forward", True: "backward"}
     return {backward: Kind(f"{phase}_{way}", resource, stream) for backward, way in ways.items()}
 
@@ -95,18 +94,18 @@ OPTIMIZER = Kind("optimizer", "elementwise", COMPUTE)
 SYNC_COPIES = Kind("replica_sync", "collectives", COMPUTE)
 STASH = Kind("stash", "memory", "stash")
 RESTORE = Kind("stash", "memory", "copy")
-"""On the stream of the batches."""
+"""Restores run on the stream of the batches."""
 
 Launch = tuple[float, int, int]
 """Framework ops on the host, kernels, collectives."""
 
 
 class DlrmBuilder:
-    """Adds the operations of one iteration to a graph, stage by stage.
+    """Builder that adds the operations of one iteration to a graph, stage by stage.
 
     Args:
         loads: ``[plans, groups, ranks, columns]`` of `predictor.cost.loads`.
-        groups: what the second axis of the loads stands for.
+        groups: the lookup groups of the second axis of the loads.
         make_exchange: `Exchange`, or a subclass with other cost models.
     """
 
@@ -145,7 +144,8 @@ class DlrmBuilder:
             self.state_bytes = program_of(self.workload).state_bytes
         self.unpacked: list[tuple[int, list[str]]] = []
         self.modules: dict[str, list[Exchange]] = {
-            name: [*found] for name, found in groupby(self.exchanges, key=lambda e: e.module)
+            name: [*of_module]
+            for name, of_module in groupby(self.exchanges, key=lambda e: e.module)
         }
         self.segments = 0
         self.lookups: dict[int, int] = {}
@@ -153,7 +153,7 @@ class DlrmBuilder:
         self.arrived: dict[str, list[int]] = {}
 
     def build(self) -> Graph:
-        """One iteration under the workload's train pipeline, with the errors of the costs."""
+        """Build one iteration under the workload's train pipeline, with the errors of the costs."""
         pipelines = {
             "base": self._base,
             "sparse_dist": self._sparse_dist,
@@ -180,8 +180,12 @@ class DlrmBuilder:
         kernels: int = 1,
         waiting_ms: Array | None = None,
     ) -> int:
-        """Append an operation of at least so many kernels; ``host_ms`` is what it takes the host
-        beside its launch."""
+        """Append an operation and return its index.
+
+        Args:
+            host_ms: time on the host beside the launch.
+            kernels: least number of kernels.
+        """
         return self.graph.add(
             name,
             phase=kind.phase,
@@ -199,7 +203,7 @@ class DlrmBuilder:
     # --- pipelines -----------------------------------------------------------------------------
 
     def _base(self) -> None:
-        """Module by module, ids are exchanged and looked up; the next batch is copied late."""
+        """Exchange and look up ids module by module; copy the next batch late."""
 
         def look_up(module: Sequence[Exchange]) -> None:
             announced = [(e, self._announce([e], COMPUTE)) for e in _sending(module)]
@@ -217,15 +221,15 @@ class DlrmBuilder:
         self._optimizer_step()
 
     def _sparse_dist(self) -> None:
-        """The ids of the next batch travel while this one computes."""
+        """Send the ids of the next batch while this one computes."""
         copy = self._copy_input()  # of the batch after the next
         splits = self._announce(self.sending, "data_dist", Dep(copy, lag=1))
         recats: dict[str, int] = {}
 
         def look_up(module: Sequence[Exchange]) -> None:
-            found = self._recats(module, "data_dist")
-            self._lookups(module, found)
-            recats.update(found)
+            of_module = self._recats(module, "data_dist")
+            self._lookups(module, of_module)
+            recats.update(of_module)
 
         self._wait(self._forward(look_up), Dep(copy, lag=2))
         ids = self._send(self.sending, self._read(self.sending, splits))
@@ -235,7 +239,7 @@ class DlrmBuilder:
         self._optimizer_step()
 
     def _prefetch_sparse_dist(self) -> None:
-        """The ids of the next batch travel, and its rows enter the caches, one batch ahead."""
+        """Send the ids of the next batch, and fetch its rows into the caches, one batch ahead."""
         copy = self._copy_input()  # of the batch after the next
         read = self._read(self.sending)
         ids = self._send(self.sending, read)
@@ -254,8 +258,10 @@ class DlrmBuilder:
             self.graph.wait(host.op, replace(announced, lag=1))
 
     def _semi_sync(self) -> None:
-        """The next batch is looked up behind this one's forward, so that its outputs and the ids of
-        the batch after it travel beside the backward."""
+        """Look up the next batch behind this one's forward.
+
+        Its outputs, and the ids of the batch after it, travel beside the backward.
+        """
         copy = self._copy_input()  # of the batch three on
         splits = self._announce(self.sending, "data_dist", Dep(copy, lag=1))
         self._wait(self._forward(lambda module: None), Dep(copy, lag=3))
@@ -274,7 +280,7 @@ class DlrmBuilder:
     # --- input distribution ---------------------------------------------------------------------
 
     def _copy_input(self) -> int:
-        """The batch from host to device memory, on its own stream, ahead of its use."""
+        """Copy the batch from host to device memory, on its own stream, ahead of its use."""
         tables = self.workload.tables
         ids = sum(t.lookups_per_sample for t in tables)
         lengths = sum(f.num_poolings for t in tables for f in t.features)
@@ -285,9 +291,9 @@ class DlrmBuilder:
         return self._add("input copy", COPY_INPUT, cost_ms, (HOST_OPS["copy"], 4, 0))
 
     def _announce(self, exchanges: Sequence[Exchange], stream: str, *deps: Dep) -> list[Dep]:
-        """Permute ids and announce their numbers, in one all-to-all for all exchanges given.
+        """Permute ids and announce their counts, in one all-to-all for all given exchanges.
 
-        This is how pipelines fuse them (`FusedKJTListSplitsAwaitable`).
+        Pipelines fuse them in this way (`FusedKJTListSplitsAwaitable`).
         """
         permutes = [self._permute(exchange, stream, deps) for exchange in exchanges]
         if not exchanges:
@@ -298,7 +304,7 @@ class DlrmBuilder:
         return [Dep(self._add(name, SEND_IDS, cost_ms, launch, permutes, active))]
 
     def _permute(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
-        """Where rows are split, a feature processor's positions are prepared as well."""
+        """Permute ids; row splits also prepare the positions of a feature processor."""
         host_ms = 0.0
         if exchange.processed and exchange.sharding_type in ROW_SPLITS:
             host_ms = self.costs.layer_host_ms(HOST_OPS["op"] * PREPARE_OPS, PREPARE_OPS)
@@ -307,7 +313,7 @@ class DlrmBuilder:
         return self._add(name, kind, cost_ms, launch, deps, exchange.active, host_ms=host_ms)
 
     def _read(self, exchanges: Sequence[Exchange], splits: Sequence[Dep] = ()) -> list[Dep]:
-        """The host must know the sizes before it can allocate: a device-to-host sync."""
+        """Read the sizes on the host, which allocates by them: a device-to-host sync."""
         if not exchanges:
             return []
         name, cost_ms = f"{_name(exchanges)} read splits", us(self.hardware.overheads.sync_us)
@@ -315,8 +321,10 @@ class DlrmBuilder:
         return [Dep(self._add(name, READ_SPLITS, cost_ms, deps=splits, active=active))]
 
     def _read_lengths(self) -> None:
-        """The host reads how many ids each feature has (`KeyedJaggedTensor.length_per_key`), which
-        the device sums behind all that the step before left to do."""
+        """Read the number of ids of each feature on the host (`KeyedJaggedTensor.length_per_key`).
+
+        The device sums them behind all pending work of the step before.
+        """
         sums = self._add("sum lengths", MOVE_IDS, us(self.hardware.elementwise.floor_us))
         sync_ms = us(self.hardware.overheads.sync_us)
         self._add("read lengths", READ_SPLITS, sync_ms, deps=[Dep(sums)])
@@ -336,14 +344,14 @@ class DlrmBuilder:
     def _recats(
         self, module: Sequence[Exchange], stream: str, ids: Mapping[str, int] | None = None
     ) -> dict[str, int]:
-        """Exchange name -> reordering of its received ids by feature."""
-        kind, found = MOVE_IDS._replace(stream=stream), {}
+        """Reorder received ids by feature; return exchange name -> op."""
+        kind, recats = MOVE_IDS._replace(stream=stream), {}
         for exchange in _sending(module):
             name, launch = f"{exchange.name} permute received ids", (HOST_OPS["recat"], 7, 0)
             deps = [ids[exchange.name]] if ids else []
             op = self._add(name, kind, exchange.recat_ms(), launch, deps, exchange.active)
-            found[exchange.name] = op
-        return found
+            recats[exchange.name] = op
+        return recats
 
     def _prefetches(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> Iterator[int]:
         """Fetch the next batch's rows into the UVM caches."""
@@ -356,13 +364,16 @@ class DlrmBuilder:
     # --- forward -------------------------------------------------------------------------------
 
     def _wait(self, ops: Sequence[int], *deps: Dep) -> None:
-        """Let the first op of the forward wait for more, whichever a plan has."""
+        """Let the ops that may come first in a forward wait for more."""
         for op in ops:
             self.graph.wait(op, *deps)
 
     def _forward(self, look_up: LookModuleUp) -> list[int]:
-        """The dense forward, lookups where their modules are called; returns the ops that compute
-        up to the first that every plan has."""
+        """Add the dense forward, with lookups where their modules are called.
+
+        Returns:
+            The ops that compute, up to the first that every plan has.
+        """
         first = len(self.graph.ops)
         for step in self.dense.forward:
             if isinstance(step, LookupCall) and step.module in self.modules:
@@ -377,7 +388,7 @@ class DlrmBuilder:
         return [i for i in computing if i <= always]
 
     def _lookups(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> None:
-        """Fused lookups and output distribution of one module's exchanges."""
+        """Add fused lookups and output distribution of one module's exchanges."""
         for exchange in module:
             recat = recats.get(exchange.name)
             before = [] if recat is None else [Dep(recat)]
@@ -403,7 +414,7 @@ class DlrmBuilder:
         )
 
     def _outputs(self, exchange: Exchange, after: list[int], *, backward: bool) -> list[int]:
-        """The output distribution of one exchange; returns the ops whose end delivers it."""
+        """Add the output distribution of one exchange; return the ops whose end delivers it."""
         if exchange.is_local:
             return [] if backward else [self.lookups[g] for g in after]
         ops = HOST_OPS["output_backward"] if backward else HOST_OPS["output"]
@@ -416,16 +427,16 @@ class DlrmBuilder:
         return last
 
     def _unpack(self, modules: Sequence[str]) -> None:
-        """Wait for the outputs of modules and make them what the model reads."""
-        found = [m for m in modules if m in self.modules]
-        deps = [Dep(op) for module in found for op in self.delivered.get(module, ())]
-        unpack = self._copies(UNPACK, found, deps, backward=False)
-        self.unpacked.append((unpack, found))
+        """Wait for the outputs of modules and bring them into the form that the model reads."""
+        sharded = [m for m in modules if m in self.modules]
+        deps = [Dep(op) for module in sharded for op in self.delivered.get(module, ())]
+        unpack = self._copies(UNPACK, sharded, deps, backward=False)
+        self.unpacked.append((unpack, sharded))
 
     def _copies(
         self, name: str, modules: Sequence[str], deps: Sequence[Dep], *, backward: bool
     ) -> int:
-        """Copies of what a module's exchanges delivered, or of the gradient that they return."""
+        """Copy the outputs of modules' exchanges, or the gradient that they return."""
         cost_ms, host_ms = np.zeros(1), 0.0
         for module in modules:
             exchanges = self.modules[module]
@@ -438,7 +449,7 @@ class DlrmBuilder:
 
     def _segment(self, segment: Segment, *, backward: bool) -> int:
         self.segments += 1
-        # the longest batch is longer in all of them
+        # the longest batch is longer in all segments
         waiting_ms = segment.cost_ms * self.costs.uneven
         return self.graph.add(
             f"dense {self.segments} ({segment.name}){_way(backward)}",
@@ -454,10 +465,10 @@ class DlrmBuilder:
     # --- feature processors ----------------------------------------------------------------------
 
     def _weigh(self, exchange: Exchange, after: list[Dep], *, backward: bool) -> list[Dep]:
-        """The weights of the ids that an exchange looks up, or the way back to the parameters.
+        """Weigh the ids that an exchange looks up; backward, return gradients to the parameters.
 
         Returns:
-            What the lookup waits for; of a module without a processor what was given.
+            The dependencies of the lookup; ``after`` for a module without a processor.
         """
         if not exchange.processed:
             return after
@@ -471,19 +482,19 @@ class DlrmBuilder:
         return [Dep(self._add(name, MOVE_IDS, cost_ms, deps=after, active=exchange.active))]
 
     def _ids_ms(self, exchange: Exchange, backward: bool) -> Array:
-        """What grows with the ids, ``[plans, ranks]``."""
+        """Price the work of a feature processor that grows with the ids, ``[plans, ranks]``."""
         hw = self.hardware
-        found = exchange.cost(lambda n: ids_ms(hw, n, backward=backward), _column(Load.IDS))
+        time = exchange.cost(lambda n: ids_ms(hw, n, backward=backward), _column(Load.IDS))
         if backward:
-            return found
-        # what is not sent out is prepared here as well
+            return time
+        # positions that are not sent are prepared here as well
         more = READ_BACK_BYTES - RANGE_BYTES + PREPARE_BYTES * exchange.is_local
-        return found + exchange.prepared * exchange.cost(
+        return time + exchange.prepared * exchange.cost(
             lambda n: more * n / hw.streaming, _column(Load.IDS)
         )
 
     def _per_op(self, exchange: Exchange, each_ms: float, backward: bool) -> Array:
-        """``each_ms`` for every op, ``[plans, ranks]``; a rank without features has none."""
+        """Sum ``each_ms`` over all ops, ``[plans, ranks]``; a rank without features has none."""
         a_rank, a_feature = OPS[backward]
         world = 1 if exchange.is_replicated else self.costs.topology.world_size
         of_feature = LENGTH_BYTES * self.workload.batch_size * world
@@ -493,7 +504,7 @@ class DlrmBuilder:
         )
 
     def _spread(self, module: str, *, backward: bool) -> tuple[float, float]:
-        """Device and host time of the parameters' sum on a module's outputs; none without one."""
+        """Return device and host time of a processor's sum on outputs; 0 without a processor."""
         if module not in self.workload.processed:
             return 0.0, 0.0
         tables = [t for t in self.workload.tables if t.module == module]
@@ -507,13 +518,16 @@ class DlrmBuilder:
     # --- backward ------------------------------------------------------------------------------
 
     def _backward(self) -> None:
-        """In the order of autograd: what was recorded last runs first. Embeddings that were looked
-        up ahead have a backward of their own, behind that of the dense part."""
+        """Add the backward in the order of autograd: the latest record runs first.
+
+        Embeddings that were looked up ahead have a backward of their own, behind that of the dense
+        part.
+        """
         if not self.workload.training:
             return
         self._restore()
         apart, sparse = self.workload.train_pipeline == "semi_sync", GradientReturn | TableUpdate
-        for step in sorted(self.dense.backward, key=lambda of: apart and isinstance(of, sparse)):
+        for step in sorted(self.dense.backward, key=lambda s: apart and isinstance(s, sparse)):
             if isinstance(step, Segment):
                 self._segment(step, backward=True)
             elif isinstance(step, Bucket):
@@ -542,12 +556,12 @@ class DlrmBuilder:
                 self._all_reduce(name, cost, done, exchange.active)
 
     def _reduce_bucket(self, size_bytes: int) -> None:
-        """A bucket of dense gradients: sent once all that was issued before has been computed."""
+        """Send a bucket of dense gradients once all ops issued before it have been computed."""
         cost = self.costs.all_ranks.all_reduce(size_bytes, scope="world")
         self._all_reduce("dense gradients", cost, self._computed())
 
     def _computed(self) -> list[int]:
-        """The latest operation that computes, whichever a plan has: back to one that all have."""
+        """Return the ops that may be the latest to compute, back to one that all plans have."""
         ops, latest = self.graph.ops, []
         for i in reversed(range(len(ops))):
             if ops[i].stream == COMPUTE:
@@ -559,7 +573,7 @@ class DlrmBuilder:
     def _all_reduce(
         self, name: str, cost_ms: Array, after: Sequence[int], active: Mask | None = None
     ) -> None:
-        """A bucket of gradients, as DistributedDataParallel sends it; the optimizer waits for all.
+        """All-reduce a bucket of gradients as DistributedDataParallel does; the optimizer waits.
 
         DDP's first bucket is smaller only if `bucket_cap_mb` is not given, but TorchRec gives it
         (model_parallel.py; `_BucketCapacityConfig` of torch/nn/parallel/distributed.py).
@@ -572,9 +586,9 @@ class DlrmBuilder:
             self.gradients.append(self._add(name, ALL_REDUCE, cost_ms, launch, after, active))
 
     def _update(self, exchange: Exchange, group: int, after: Sequence[Dep]) -> int:
-        """The backward of one launch, behind the gathering of its weights where copies have parts.
+        """Add the backward of one launch, behind gathering weights that copies have in parts.
 
-        A rank meets its copies alone, which are as late as it is.
+        A rank meets only its copies, which are as late as it is.
         """
         if group in self.restored:
             after = [*after, Dep(self.restored[group])]
@@ -584,7 +598,7 @@ class DlrmBuilder:
         return self._lookup(exchange, group, after, backward=True)
 
     def _scatter(self, exchange: Exchange, group: int) -> None:
-        """The weights of one launch are averaged behind its forward, a part on each copy."""
+        """Average the weights of one launch behind its forward, a part on each copy."""
         if group in self.launches:
             scatter, deps = self.costs.copies.reduce_scatter, [Dep(self.lookups[group])]
             name = f"{exchange.name} scatter copies"
@@ -601,14 +615,14 @@ class DlrmBuilder:
     # --- stashing ------------------------------------------------------------------------------
 
     def _stash(self, exchange: Exchange, group: int) -> None:
-        """The weights of one launch leave for the host behind its forward."""
+        """Copy the weights of one launch to the host behind its forward."""
         if group in self.stashed and self.workload.training:
             name, after = f"stash {exchange.name}", [Dep(self.lookups[group])]
             self.stashes[group] = self._move_weights(name, STASH, group, after)
 
     def _restore(self) -> None:
-        """What was stashed comes back from where the backward begins on."""
-        # not of lookups, which some plans are without
+        """Bring stashed weights and states back from where the backward begins."""
+        # the dense forward, since some plans have no lookups
         forward = DENSE[False].phase
         begins = Dep(max(i for i, op in enumerate(self.graph.ops) if op.phase == forward))
         for group, op in self.stashes.items():
@@ -622,16 +636,18 @@ class DlrmBuilder:
         cost_ms = tables.cost(copy, _column(Load.SYNCED_WEIGHTS))
         return self._add(name, kind, cost_ms, (HOST_OPS["copy"], 1, 0), deps, tables.active)
 
-    def _move_states(self, what: str, kind: Kind, after: Dep) -> int:
+    def _move_states(self, verb: str, kind: Kind, after: Dep) -> int:
         cost_ms = copy_h2d_ms(self.hardware, self.state_bytes)
-        name = f"{what} optimizer states"
+        name = f"{verb} optimizer states"
         return self._add(name, kind, cost_ms, (HOST_OPS["copy"], 1, 0), [after])
 
     # --- optimizer -----------------------------------------------------------------------------
 
     def _optimizer_step(self) -> None:
-        """Dense parameters, and all of the shards whose gradient is dense, on the ranks that have
-        them (`BatchedDenseEmbeddingBag`: no optimizer of its own)."""
+        """Step dense parameters, and the shards with dense gradients on the ranks that have them.
+
+        `BatchedDenseEmbeddingBag` has no optimizer of its own.
+        """
         if not self.workload.training:
             return
         step = self.dense.optimizer
@@ -653,8 +669,9 @@ class DlrmBuilder:
     def _copied_tables(
         self, groups: Sequence[LookupGroup], loads: Array, make: type[Exchange]
     ) -> tuple[list[tuple[Exchange, Load]], dict[int, Exchange]]:
-        """What one call of ``sync`` averages, each with the column of its bytes; or, under
-        ``FULLY_SHARDED``, the tables of each launch.
+        """Return the tables that one call of ``sync`` averages, each with the column of its bytes.
+
+        Under ``FULLY_SHARDED``, return the tables of each launch instead.
         """
         fused = [i for i, group in enumerate(groups) if group.fused]
         if self.copies is None or not fused:
@@ -666,21 +683,23 @@ class DlrmBuilder:
                     "CUDA streams and ranks on CPUs cannot; give default, or a profile of GPUs"
                 )
             return [], {i: make(self.costs, groups, [i], loads, f"copies {i}") for i in fused}
-        found = []
+        averaged = []
         for data_type in dict.fromkeys(groups[i].data_type for i in fused):
-            of = [i for i in fused if groups[i].data_type == data_type]
-            weights = make(self.costs, groups, of, loads, f"{data_type} weights")
-            found.append((weights, Load.SYNCED_WEIGHTS))
+            of_type = [i for i in fused if groups[i].data_type == data_type]
+            weights = make(self.costs, groups, of_type, loads, f"{data_type} weights")
+            averaged.append((weights, Load.SYNCED_WEIGHTS))
         states = make(self.costs, groups, fused, loads, "optimizer states")
-        return [*found, (states, Load.SYNCED_STATES)], {}
+        return [*averaged, (states, Load.SYNCED_STATES)], {}
 
     def _average_copies(self) -> None:
-        """The mean share of a step: a rank meets its copies alone, which are as late as it is."""
+        """Add a step's mean share of averaging; a rank meets only its copies, as late as it is."""
         if self.copies is None or not self.averaged:
             return
         model, steps = self.costs.copies.all_reduce, self.copies.sync_interval
         count = len(self.averaged)
-        parts = [tables.cost(_if_any(model, steps), _column(of)) for tables, of in self.averaged]
+        parts = [
+            tables.cost(_if_any(model, steps), _column(column)) for tables, column in self.averaged
+        ]
         cost_ms = np.asarray(sum(parts, np.zeros((1, 1))))
         host_ms = self.costs.host_ms(HOST_OPS["gradient_sync"] * count, count, count) / steps
         active = _any_active([tables for tables, _ in self.averaged])
@@ -709,5 +728,5 @@ def _column(column: Load) -> Size:
 
 
 def _if_any(collective: CostModel, steps: int = 1) -> CostModel:
-    """A rank without tensors to average starts no collective, nor do its copies."""
+    """Price a collective at 0 for a rank without tensors, which starts none, nor do its copies."""
     return lambda size: np.where(size > 0, collective(size), 0.0) / steps

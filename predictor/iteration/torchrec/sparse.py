@@ -73,7 +73,7 @@ HIERARCHICAL = {ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
 
 @dataclass(frozen=True)
 class Transfer:
-    """One collective: name, scope and cost ``[plans, 1]`` in ms."""
+    """Collective: name, scope and cost ``[plans, 1]`` in ms."""
 
     name: str
     scope: str
@@ -87,7 +87,7 @@ class Exchange:
         groups: all lookup groups, in the order of the loads' second axis.
         members: indices of the groups of this exchange.
         loads: ``[plans, groups, ranks, columns]``.
-        part: what of several exchanges together it stands for; "" for one exchange.
+        part: name of the part of several exchanges that it stands for; "" for one exchange.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Exchange:
         self.all_ranks = costs.all_ranks
         self.sharding_type = groups[members[0]].sharding_type
         self.module = groups[members[0]].module
-        found = (f"{groups[m].module}.{groups[m].sharding_type.short}" for m in members)
-        self.name = " ".join(dict.fromkeys((*found, part) if part else found))
+        names = (f"{groups[m].module}.{groups[m].sharding_type.short}" for m in members)
+        self.name = " ".join(dict.fromkeys((*names, part) if part else names))
         self.groups = groups
         self.members = tuple(members)
         self.weighted = any(groups[m].weighted for m in members)
@@ -142,7 +142,7 @@ class Exchange:
         return self.is_replicated or self.topology.world_size == 1
 
     def cost(self, model: CostModel, size: Size) -> Array:
-        """Time of something whose size in bytes follows linearly from the loads.
+        """Return the time of work whose size in bytes is linear in the loads.
 
         Args:
             model: time by bytes; lower bounds replace it by a linear one.
@@ -151,7 +151,7 @@ class Exchange:
         return np.asarray(model(size(self.total)))
 
     def permute_ms(self) -> Array:
-        """Reordering the local ids before the exchange; row splits also bucketize them."""
+        """Price reordering the local ids before the exchange; row splits also bucketize them."""
         model = self._bucketize_ms if self.sharding_type in ROW_SPLITS else self._reorder_ms
         ids_ms = self.cost(model, _mean_id_bytes) + self._unique_ms()
         if self.sharding_type in ROW_SPLITS:
@@ -163,7 +163,7 @@ class Exchange:
 
     @property
     def _longest_bag(self) -> float:
-        """Mean ids of a sample and feature of the module, of the feature that has most."""
+        """Largest mean ids per sample of any feature of the module."""
         tables = (t for t in self.workload.tables if t.module == self.module)
         return max(f.pooling_factor for table in tables for f in table.features)
 
@@ -180,7 +180,7 @@ class Exchange:
         return np.asarray(shards > 0, dtype=np.float64)[:, None]
 
     def _unique_ms(self) -> Array:
-        """Finding the distinct ids of the local batch, ``[plans, 1]``.
+        """Price the search for the distinct ids of the local batch, ``[plans, 1]``.
 
         `jagged_unique_indices` of FBGEMM numbers the ids over all tables, sorts them with their
         places by all 64 bits (`at::_unique`, UniqueCub.cu) and writes distinct and inverse ids.
@@ -188,48 +188,48 @@ class Exchange:
         expanded = self.total[..., Load.EXPANDED].mean(axis=-1, keepdims=True)
         dims = [t.embedding_dim for t in self.workload.tables if t.module == self.module]
         each = UNIQUE_PASSES * INDEX_BYTES / self.hardware.streaming
-        one = self.lookups.sort_pass_ms(weighted=False, pooled=True)
-        each += float(self.lookups.sort_passes(2.0**63)) * one
+        pass_ms = self.lookups.sort_pass_ms(weighted=False, pooled=True)
+        each += float(self.lookups.sort_passes(2.0**63)) * pass_ms
         return np.asarray(each * expanded / max(dims))
 
     def _reorder_ms(self, size: Array) -> Array:
         return memory_ms(self.hardware, 2 * size)
 
     def _bucketize_ms(self, size: Array) -> Array:
-        """Ids into the buckets of their row blocks, then in order of the ranks."""
+        """Price putting ids into the buckets of their row blocks, then in the order of ranks."""
         each = units.us(1e-3 * self.hardware.elementwise.bucketize_ns_per_id)
         return np.asarray(memory_ms(self.hardware, 4 * size) + each * size / INDEX_BYTES)
 
     def splits_ms(self, exchanges: ArrayLike = 1.0) -> Array:
-        """The small all-to-all that tells every rank how much it will receive.
+        """Price the small all-to-all that announces to every rank how much it will receive.
 
         Args:
-            exchanges: number of exchanges it serves, ``[plans, 1]``; pipelines fuse those of all.
+            exchanges: number of exchanges it serves, ``[plans, 1]``; pipelines fuse all of them.
         """
-        one = SPLITS * INDEX_BYTES * self.topology.world_size
-        size = np.atleast_2d(one * np.asarray(exchanges, dtype=np.float64))
+        split_bytes = SPLITS * INDEX_BYTES * self.topology.world_size
+        size = np.atleast_2d(split_bytes * np.asarray(exchanges, dtype=np.float64))
         return np.asarray(self.collectives.all_to_all(size, scope="world"))
 
     def ids_ms(self) -> Array:
-        """Lengths, ids and (where there are any) weights: one all-to-all each."""
+        """Price sending lengths, ids and any weights: one all-to-all each."""
         sent = {Load.BAGS: LENGTH_BYTES, Load.IDS: INDEX_BYTES, Load.WEIGHTED_IDS: OUTPUT_BYTES}
         model = partial(self.collectives.all_to_all, scope="world")
-        found = np.zeros(1)
+        time = np.zeros(1)
         for column, width in sent.items():
             if column is not Load.WEIGHTED_IDS:
-                found = found + self.cost(model, busiest(column, width))
+                time = time + self.cost(model, busiest(column, width))
             elif self.weighted:
                 travel = self.prepared if self.processed else 1.0
-                found = found + travel * self.cost(model, busiest(column, width))
-        return found
+                time = time + travel * self.cost(model, busiest(column, width))
+        return time
 
     @property
     def tensors_sent(self) -> int:
-        """Collectives that its ids take: lengths, ids, and weights where these surely travel."""
+        """Number of collectives of its ids: lengths, ids, weights that travel in every plan."""
         return 2 + (self.weighted and (not self.processed or self.sharding_type in ROW_SPLITS))
 
     def recat_ms(self) -> Array:
-        """Reordering ids by feature, ``[plans, ranks]``: those received, or of a local batch."""
+        """Price reordering received or local ids by feature, ``[plans, ranks]``."""
         moving = self.cost(
             partial(memory_ms, self.hardware),
             lambda load: (
@@ -240,7 +240,7 @@ class Exchange:
         return moving + self.cost(lambda bags: bag_ms * bags, lambda load: load[..., Load.BAGS])
 
     def forward_ms(self, group: int) -> Array:
-        """The fused lookup on every rank, ``[plans, ranks]``; ranks without a shard launch none."""
+        """Price the fused lookup, ``[plans, ranks]``; ranks without a shard launch none."""
         floor_ms = self.lookups.forward_floor_ms()
         if not self.hardware.inline:
             floor_ms += LOOKUP_KERNELS * units.us(self.hardware.elementwise.floor_us)
@@ -249,11 +249,11 @@ class Exchange:
         return self._lookup(group, Load.FORWARD_MS, floor_ms)
 
     def backward_ms(self, group: int) -> Array:
-        """The backward of the fused lookup with its optimizer, ``[plans, ranks]``."""
+        """Price the backward of the fused lookup with its optimizer, ``[plans, ranks]``."""
         return self._lookup(group, Load.BACKWARD_MS, self.lookups.backward_floor_ms())
 
     def prefetch_ms(self, group: int) -> Array:
-        """Filling the UVM cache ahead of the lookup, ``[plans, ranks]``."""
+        """Time filling the UVM cache ahead of the lookup, ``[plans, ranks]``."""
         return self._lookup(group, Load.PREFETCH_MS, self.lookups.prefetch_floor_ms())
 
     def load_of(self, group: int) -> Array:
@@ -272,7 +272,7 @@ class Exchange:
         return np.where(load[..., Load.SHARDS] > 0, floor_ms + time, 0.0)
 
     def waiting_ms(self, group: int, column: Load) -> Array:
-        """The part of a lookup in which ranks wait for the one with the most ids, ``[plans, 1]``.
+        """Return the wait of a lookup for the rank with the most ids, ``[plans, 1]``.
 
         Args:
             column: forward or backward.
@@ -282,7 +282,7 @@ class Exchange:
         return self._waiting[group, column]
 
     def outputs(self, *, backward: bool) -> list[Transfer]:
-        """The output distribution, or its backward, as collectives in the order they run.
+        """Return the output distribution, or its backward, as collectives in the order they run.
 
         TW, CW, TWCW: one all-to-all. RW: reduce-scatter, all-gather backward. TWRW, GRID:
         reduce-scatter within the intra group, then all-to-all across groups; mirrored backward.
@@ -299,21 +299,21 @@ class Exchange:
             return [self._transfer(name, "world", reduce, width)]
         if kind not in HIERARCHICAL:
             return [self._transfer("all_to_all", "world", comms.all_to_all, width)]
-        found = []
+        transfers = []
         if self.topology.intra_group_size > 1:  # TorchRec skips collectives of one rank
-            found.append(self._transfer(name, "intra", reduce, width))
+            transfers.append(self._transfer(name, "intra", reduce, width))
         if self.topology.groups > 1:
-            # what is left of a row block after the reduction within the group
+            # the reduction within the group leaves one part of a row block
             across = width / self.topology.intra_group_size
-            found.append(self._transfer("all_to_all", "cross", comms.all_to_all, across))
-        return found[::-1] if backward else found
+            transfers.append(self._transfer("all_to_all", "cross", comms.all_to_all, across))
+        return transfers[::-1] if backward else transfers
 
     def _transfer(self, name: str, scope: str, collective: Collective, width: float) -> Transfer:
         cost = self.cost(partial(collective, scope=scope), busiest(Load.OUTPUTS, width))
         return Transfer(f"{self.name}.{name}", scope, cost)
 
     def pack_ms(self, group: int, *, backward: bool) -> Array:
-        """What a fused lookup copies for the output distribution, ``[plans, ranks]``.
+        """Price the copies of a fused lookup for the output distribution, ``[plans, ranks]``.
 
         Outputs are copied into the send buffer of an all-to-all; gradients are divided by the
         number of ranks in place (`All2All_Pooled_Req`, `ReduceScatterBase_Req` in comm_ops.py).
@@ -326,7 +326,7 @@ class Exchange:
         return np.asarray(COPY_PASSES * OUTPUT_BYTES * outputs / self.hardware.streaming)
 
     def unpack_ms(self, shared: Mask, *, backward: bool) -> Array:
-        """What a rank copies of the outputs it received, or of their gradient, ``[plans, 1]``.
+        """Price a rank's copies of the outputs it received, or of their gradient, ``[plans, 1]``.
 
         An all-to-all's outputs are concatenated by rank; their gradients are made contiguous and
         concatenated (`All2All_Pooled_Wait`). Columns of a table are put together
@@ -357,24 +357,24 @@ class Exchange:
         repeats = COPY_PASSES + backward  # gradients of repeated ids are added up
         moved = OUTPUT_BYTES * (passes * received + repeats * expanded)
         bandwidth = self.hardware.streaming * self.hardware.elementwise.columns
-        found = moved / bandwidth
+        time = moved / bandwidth
         if self.is_local and not backward and self.hardware.elementwise.permute_ns:
             bags = self.total[..., Load.BAGS].mean(axis=-1)
             ids = self.total[..., Load.IDS].mean(axis=-1)
             permuted = COPY_PASSES * (INDEX_BYTES * ids + LENGTH_BYTES * bags)
             bag_ms = units.us(1e-3 * self.hardware.elementwise.permute_ns)
-            found = found + shared * (permuted / self.hardware.streaming + bag_ms * bags)
-        return np.asarray(found)[..., None]
+            time = time + shared * (permuted / self.hardware.streaming + bag_ms * bags)
+        return np.asarray(time)[..., None]
 
     @property
     def _all_to_all(self) -> bool:
-        """Whether an all-to-all delivers the outputs, as the last step at least."""
+        """True if an all-to-all delivers the outputs, at least as the last step."""
         if self.sharding_type in HIERARCHICAL:
             return self.topology.groups > 1
         return not self.pooled or self.sharding_type is not ShardingType.ROW_WISE
 
     def gradient_sync_ms(self) -> Array:
-        """All-reduce of data-parallel tables' dense gradients, ``[plans, 1]``.
+        """Price the all-reduce of data-parallel tables' dense gradients, ``[plans, 1]``.
 
         A fused lookup holds its tables in one parameter (FBGEMM's dense TBE), and DDP never
         splits a parameter over buckets: all of it leaves at once.
@@ -383,7 +383,7 @@ class Exchange:
         return self.cost(model, busiest(Load.GRADIENTS, OUTPUT_BYTES))
 
     def optimizer_ms(self, model: CostModel) -> Array:
-        """What the dense optimizer adds for tables with dense gradients, ``[plans, ranks]``.
+        """Price the dense optimizer on tables with dense gradients, ``[plans, ranks]``.
 
         Args:
             model: takes elements, not bytes.
@@ -392,18 +392,22 @@ class Exchange:
 
 
 def straggling_ms(load: Array, column: Load) -> Array:
-    """How much longer the slowest rank's lookups take than the slowest one's mean, ``[plans, 1]``:
-    all ranks wait for it at the next collective. A plain 0 where no time varies.
+    """Return the expected excess of the slowest rank's lookups over the largest mean.
+
+    All ranks wait for the slowest one at the next collective.
 
     Args:
         load: of one fused lookup, ``[plans, ranks, columns]``.
         column: its forward or backward.
+
+    Returns:
+        Times ``[plans, 1]`` in ms; ``[1]`` zero where no time varies.
     """
     way = KERNELS.index(column)
     variance = load[..., VARIANCES[way]] + load[..., COMMON[way]] ** 2
     if not variance.any():
         return np.zeros(1)
-    # what a neighbour takes off a plan's sum may leave a rounding error below zero
+    # subtracting a base plan's rows may leave a rounding error below zero
     return expected_excess(load[..., column], np.sqrt(np.maximum(variance, 0.0)))
 
 
@@ -412,7 +416,7 @@ def _mean_id_bytes(load: Array) -> Array:
 
 
 def busiest(column: Load, width: float) -> Size:
-    """Bytes of the busiest rank ``[plans, 1]``.
+    """Return the size in bytes on the busiest rank, ``[plans, 1]``.
 
     Every rank sends an equal share of each rank's ids, so the all-to-all waits for the busiest
     receiver.
@@ -423,11 +427,11 @@ def busiest(column: Load, width: float) -> Size:
 def exchanges(
     costs: FixedCosts, groups: Sequence[LookupGroup], loads: Array, make: type[Exchange] = Exchange
 ) -> list[Exchange]:
-    """The exchanges of all modules in the order in which TorchRec runs them."""
+    """Return the exchanges of all modules in the order in which TorchRec runs them."""
     keys = [(m, t) for m in costs.workload.modules for t in TYPE_ORDER]
-    found = []
+    built = []
     for key in keys:
         members = [i for i, g in enumerate(groups) if (g.module, g.sharding_type) == key]
         if members:
-            found.append(make(costs, groups, members, loads))
-    return found
+            built.append(make(costs, groups, members, loads))
+    return built

@@ -94,7 +94,7 @@ def priced(program: DenseProgram, modules: tuple[str, ...], cap: float = 25.0) -
 
 
 def test_lookups_called_first_are_updated_last() -> None:
-    """What was recorded first runs last: gradients leave while the other layer's backward runs."""
+    """The latest record runs first: gradients leave while the other layer's backward runs."""
     found = priced(sequences(), ("ec",))
     assert [type(step).__name__ for step in found.forward] == ["LookupCall", "Segment", "Segment"]
     assert [type(step).__name__ for step in found.backward] == [

@@ -65,7 +65,7 @@ def test_spread_and_correlation_are_as_stated() -> None:
 
 
 def test_draws_of_learned_factors_keep_their_correlations() -> None:
-    """What one factor takes, the other cannot: together they are known better than each."""
+    """Two factors share a measured time: their product is known better than each of them."""
     root = np.array([[0.30, 0.0], [-0.29, 0.05], [0.0, 0.0], [0.0, 0.0]])
     names = ("exchanges", "exchanges.ids", "exchanges.latency", "exchanges.bytes")
     left = FactorErrors(

@@ -1,4 +1,4 @@
-"""What shards put on their ranks, and which tables share a lookup."""
+"""Loads of shards on their ranks, and the tables that share a lookup."""
 
 from __future__ import annotations
 

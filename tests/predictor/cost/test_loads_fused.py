@@ -35,7 +35,7 @@ def on_rank_0(workload: Workload, count: int) -> list[TablePlan]:
 def test_a_launch_is_never_faster_than_its_shards(
     load: np.ndarray, column: int, more: float
 ) -> None:
-    """What the lower bound of `search.bound.relaxation` relies on."""
+    """The lower bound of `search.bound.relaxation` relies on it."""
     batch = PlanScorer(a_workload(), a_topology(2), hardware())
     batch.group_index(0, table_wise(batch.workload.tables[0]))
     group, hw = batch.groups[0], hardware()

@@ -97,7 +97,7 @@ def test_what_autocast_adds_to_cross_layers() -> None:
     [("nn", "nk"), ("nt", "nk"), ("tn", "mn"), ("tt", "mnk")],
 )
 def test_a_side_counts_as_odd_where_it_is_a_row_in_memory(layout: str, odd: str) -> None:
-    """Of the gradient of weights, whose depth is the batch, the side of the outputs is one."""
+    """The gradient of weights has the batch as its depth, and the side of the outputs as a row."""
     hw = load_hardware("h100-sxm")
     even = {"m": 4096, "n": 4096, "k": 4096}
     fast = gemm_ms(hw, *even.values(), "bf16", layout)

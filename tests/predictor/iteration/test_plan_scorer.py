@@ -120,7 +120,7 @@ def test_a_graph_of_their_own_does_not_matter(
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_whichever_op_comes_first_waits_for_the_batch(pipeline: str) -> None:
-    """Of plans with one sharding type each, those that share a graph have unlike first ops."""
+    """Plans with one sharding type each share a graph but have different first ops."""
     profile, topology = hardware(), a_topology(4)
     slow = profile.memory.model_copy(update={"host_link_gb_s": 0.02})
     profile = profile.model_copy(update={"memory": slow})

@@ -1,4 +1,4 @@
-"""What a prediction asks beyond the rows behind its profile."""
+"""Predictions beyond the measured rows behind their profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a step's time goes, on steps whose parts are known and on drawn ones."""
+"""Breakdown of a step's time, on steps with known parts and on drawn ones."""
 
 from dataclasses import replace
 from itertools import pairwise

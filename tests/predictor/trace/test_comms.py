@@ -1,4 +1,4 @@
-"""What collectives are called, and what they exchange."""
+"""Names of collectives, and the bytes that they exchange."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where traces lie: files, gzip, folders, archives, and what can be wrong with them."""
+"""Trace files, gzip, folders and archives, and their faults."""
 
 import gzip
 import io

@@ -86,7 +86,7 @@ def test_scarce_memory_is_not_shared_between_halves_of_options() -> None:
 @pytest.mark.parametrize("seed", quick_first(4, range(16)))
 @pytest.mark.parametrize("alone", [True, False], ids=["sets", "families"])
 def test_no_plan_is_faster_than_a_cut_at_its_options(seed: int, alone: bool) -> None:
-    """Of its set, and of the family of all plans; also than cuts at the options of others."""
+    """A cut bounds its own set and the family of all plans, also when made at others' options."""
     objective = roomy_objective(seed)
     found = sets_with_plans(objective, seed)
     all_choices = found[0][0].all_choices
@@ -108,7 +108,7 @@ def test_no_plan_is_faster_than_a_cut_at_its_options(seed: int, alone: bool) -> 
 
 
 def holds(one: ExchangeSet, branch: Branch, plan: Assignment, outputs: np.ndarray) -> bool:
-    """Whether a plan is in a branch.
+    """Tell whether a plan is in a branch.
 
     Args:
         outputs: of the busiest rank of every exchange.

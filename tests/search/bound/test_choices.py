@@ -1,4 +1,4 @@
-"""What tables fetch through shared UVM caches is never less than the bound says."""
+"""The bound never exceeds the fetches of tables through shared UVM caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the busiest rank adds raises the bound, and never above the best plan."""
+"""The busiest rank's excess raises the bound, but never above the best plan."""
 
 from __future__ import annotations
 

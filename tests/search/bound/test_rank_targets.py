@@ -96,7 +96,7 @@ def test_a_plan_is_a_solution_of_the_model_at_its_own_time(seed: int) -> None:
 
 
 def test_without_a_cut_a_plan_tells_the_first_one() -> None:
-    """Where the host sets the pace no cycle is critical before ranks are uneven."""
+    """No cycle is critical before ranks are uneven if the host sets the pace."""
     objective = roomy_objective(0)
     one, _, ms = sets_with_plans(objective, 0)[0]
     targets = one.targets_of_ranks()

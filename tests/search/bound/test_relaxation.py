@@ -108,7 +108,7 @@ def test_a_convex_law_is_nearly_its_own_hull() -> None:
 
 
 def tops_of(totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What no plan exceeds on average over the ranks, and on any rank, ``[groups, columns]``.
+    """Return the largest mean over ranks and the largest value of a rank, ``[groups, columns]``.
 
     Args:
         totals: loads ``[plans, groups, ranks, columns]``.

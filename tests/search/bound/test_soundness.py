@@ -66,8 +66,7 @@ def bounds_of(objective: Objective, upper_ms: float) -> tuple[float, float]:
 
 
 def assert_below(problem: Problem, more: Sequence[Assignment] = ()) -> float:
-    """What is proven is below all plans of a problem, or many of them, and the searched one;
-    returns what is proven."""
+    """Assert that the bound is below all (or many) plans and the searched one; return it."""
     objective, _ = objective_of(problem)
     rng = random.Random(0)
     plans = list(itertools.islice(every_plan(objective), 1500))
@@ -190,7 +189,7 @@ def test_memory_that_is_scarce_has_a_price() -> None:
 
 
 def test_sets_without_room_are_refuted_by_prices() -> None:
-    """Of kinds that need more than there is nothing is left; of others the bound stays finite."""
+    """Kinds that need more than there is leave no plan; other kinds keep a finite bound."""
     kinds = (ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL)
     wants = Constraints(sharding_types=kinds, compute_kernels=("fused", "dense"))
     tables = [a_table(f"t{i}", 400_000, 64, constraints=wants) for i in range(4)]

@@ -1,4 +1,4 @@
-"""What a move takes, on plans whose bytes can be counted by hand."""
+"""Cost of a move, on plans whose bytes can be counted by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies on a few ranks is placed anew: never slower, within memory and the limit on moves."""
+"""LNS on a few ranks: never slower, within memory and the limit on moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where studies live, and what is said of storages that fail."""
+"""Storage of studies, and messages about storages that fail."""
 
 from __future__ import annotations
 

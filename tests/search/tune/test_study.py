@@ -65,7 +65,7 @@ def test_the_seed_decides(tried: Any) -> None:
 
 
 def test_a_larger_grid_is_learnt(tried: Any) -> None:
-    """Of 64 x 64 settings the best corner is approached, not found by chance."""
+    """The study approaches the best corner of 64 x 64 settings, and does not meet it by chance."""
     grid = Grid({"batch_size": tuple(range(1, 65)), "bucket": tuple(map(float, range(1, 65)))})
     ms = [trial.iteration_ms or math.nan for trial in tried(grid, 0, 60, 1)]
     early, late = ([x for x in part if x == x] for part in (ms[1:16], ms[-15:]))

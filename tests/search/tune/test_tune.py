@@ -147,7 +147,7 @@ def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -
 
 
 def every_value(problem: Any, goals: Sequence[Any]) -> list[tuple[float, ...]]:
-    """Of all plans of the whole space that fit."""
+    """Return the values of all plans of the whole space that fit."""
     objective, _ = objective_of(problem, whole_space(problem))
     plans = list(every_plan(objective))
     times = objective.score(plans).tolist() if plans else []

@@ -1,4 +1,4 @@
-"""How plans are confirmed, on ranks that are played: who wins, who is out, and what is told."""
+"""Confirmation of plans on simulated ranks: who wins, who is out, and the report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

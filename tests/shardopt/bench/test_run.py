@@ -1,4 +1,4 @@
-"""What `bench run` decides without any rank: what it calls plans."""
+"""Decisions of `bench run` without any rank: names of plans."""
 
 from pathlib import Path
 

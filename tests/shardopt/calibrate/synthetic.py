@@ -51,7 +51,7 @@ def with_groups(hw: HardwareProfile, **groups: Mapping[str, Any]) -> HardwarePro
 
 
 def cpu_rows(hw: HardwareProfile, points: Iterable[Point]) -> list[Measurement]:
-    """What one core takes that has the constants of a profile, and floors of `CALL_US`."""
+    """Return rows of one core with the constants of a profile and floors of `CALL_US`."""
     bare = with_groups(hw, gemm={"floor_us": 0.0}, elementwise={"floor_us": 0.0})
     return [
         row(point, units.us(CALL_US) + _cpu_ms(bare, point, part), part, **facts_of(point))
@@ -124,7 +124,7 @@ def _interaction_ms(hw: HardwareProfile, p: dict[str, int], back: bool) -> float
 
 
 def facts_of(point: Point) -> dict[str, Any]:
-    """What a measurement would say of a point."""
+    """Return the facts of a point as a measurement would report them."""
     p = point.params
     match point.family:
         case "elementwise":
@@ -148,7 +148,7 @@ def facts_of(point: Point) -> dict[str, Any]:
 
 
 def collective_rows(hw: HardwareProfile, points: Iterable[Point]) -> list[Measurement]:
-    """Of ranks that take `ISSUE_US` to issue one, joined as the points say."""
+    """Return rows of ranks that take `ISSUE_US` to issue one, joined as the points say."""
     made = []
     for point in points:
         p = point.params

@@ -63,7 +63,7 @@ TRUE = machine()
 
 
 def true_ms(point: Point, blank: Measurement) -> float:
-    """What the machine takes."""
+    """Return the true time on the machine."""
     p, cost = point.params, TRUE.overheads
     if point.family.startswith("lookup"):
         return predict_launches(TRUE, launches_of([blank]))[0]

@@ -32,7 +32,7 @@ BASE = load_hardware("cpu-gloo")
 
 
 def moves(hw: HardwareProfile, **scales: float) -> dict[str, float]:
-    """What is fitted to the rows of a machine, of which those of some families are other ones.
+    """Fit the rows of a machine, with those of some families scaled.
 
     Args:
         scales: of a family's rows; of ``pooled`` those that copy no columns.

@@ -1,4 +1,4 @@
-"""Where rows of products leave a constant at its bound, or say nothing of it."""
+"""Rows of products that leave a constant at its bound, or do not determine it."""
 
 from __future__ import annotations
 

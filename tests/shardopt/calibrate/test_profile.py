@@ -373,7 +373,7 @@ def model_of(*widths: int) -> Workload:
 def lookup_ms(
     hardware: HardwareProfile, model: Workload, index: int, column: Load = Load.FORWARD_MS
 ) -> float:
-    """Of a whole table for the samples of two ranks."""
+    """Return the lookup time of a whole table for the samples of two ranks."""
     topology = Topology.uniform(2, 2, hbm_bytes=2**34, ddr_bytes=2**34)
     table = model.tables[index]
     shape = (table.num_embeddings, table.embedding_dim)

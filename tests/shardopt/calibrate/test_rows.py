@@ -128,7 +128,7 @@ def samples(seconds: float, seed: int, count: int = 40) -> list[float]:
 
 
 def message_s(size: int) -> float:
-    """Of an exchange over gloo: latency, and what the bytes take."""
+    """Return the time of an exchange over gloo: latency, and the time of its bytes."""
     return 3e-4 + size / 2e9
 
 
@@ -143,7 +143,7 @@ def collectives(poison: Poison = lambda of: of, op: str | None = None) -> list[M
 
 
 def times(profile: HardwareProfile, op: str) -> np.ndarray:
-    """Of messages around the poisoned one."""
+    """Return the times of messages around the poisoned one."""
     curve = getattr(profile.collectives.intra, op)
     sizes = np.array([BUSY_BYTES / 4, BUSY_BYTES, BUSY_BYTES * 4, BUSY_BYTES * 16])
     return np.asarray(latency_ms(curve, 2) + transfer_ms(curve, sizes, 2))

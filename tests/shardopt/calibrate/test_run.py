@@ -1,4 +1,4 @@
-"""What a calibration says and keeps of each row."""
+"""Output and stored rows of a calibration."""
 
 from __future__ import annotations
 

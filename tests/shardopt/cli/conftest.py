@@ -24,7 +24,7 @@ Refused = Callable[..., str]
 
 
 def said_as_json(folder: Path, *words: object) -> dict[str, Any]:
-    """What a command says with ``--json`` in a folder: for tests of a module to look at."""
+    """Return a command's ``--json`` output in a folder, shared by the tests of a module."""
     with chdir(folder), redirect_stdout(StringIO()) as out:
         assert main([*map(str, words), "--json"]) == 0
     found: dict[str, Any] = json.loads(out.getvalue())

@@ -244,7 +244,7 @@ def first_of(words: Callable[[], Words], *made: str) -> dict[str, bytes]:
 
 
 def report_rounds(_: Any, __: int, job: Job, *, on_report: OnReport, **___: Any) -> None:
-    """What ranks of a bench run would report, without any rank."""
+    """Report rounds as ranks of a bench run would, without any rank."""
     names, ranks = list(job.plans), job.world_size
     settled = {"rounds": 1, "settled": True, "ms": {name: [[1.0] * 6] for name in names}}
     on_report(0, {"kind": "warmup", **settled})
@@ -332,7 +332,7 @@ def _learn_words() -> Words:
 
 
 def learned(rng: random.Random) -> Words:
-    """What a job has taught, with fields of any kind; its traces, model and plan."""
+    """Draw a job's learning, with fields of any kind; its traces, model and plan."""
     words = _learn_words()
     kind = rng.randrange(3)
     if kind == 0:
@@ -346,7 +346,7 @@ def learned(rng: random.Random) -> Words:
 
 
 def _confirm_rounds(_: Any, __: int, of: Job, *rest: Any, on_report: OnReport, **___: Any) -> None:
-    """What ranks that confirm plans would report, without any rank."""
+    """Report rounds as ranks that confirm plans would, without any rank."""
     for name in of.plans:
         on_report(0, {"kind": "plan", "name": name})
     for index in range(10):
@@ -376,7 +376,7 @@ CALLS = re.compile(r"\w+|ops\.collective|work\.append|work\[\d+\]\.wait")
 
 
 def check_programs(folder: Path) -> None:
-    """What was generated calls ops, its own names and nothing else."""
+    """Check that generated programs call ops and their own names, and nothing else."""
     for path in folder.glob("benchmark*.py"):
         tree = ast.parse(path.read_text())
         own = {ast.unparse(of.targets[0]) for of in tree.body if isinstance(of, ast.Assign)}

@@ -184,7 +184,7 @@ def searching(model: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.
 
 
 def ended(process: subprocess.Popen[str], code: int, word: str) -> str:
-    """What an interrupted process has shown."""
+    """Return the output of an interrupted process."""
     shown, said = process.communicate(timeout=240)
     assert process.returncode == code, said
     assert said.endswith(f"shardopt: error: {word}\n")
@@ -331,7 +331,7 @@ def test_an_interrupt_before_the_command_begins(run, monkeypatch) -> None:
 
 
 def failing_hardware(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """What `shardopt hardware` meets when it loads a profile."""
+    """Make the load of a profile fail in `shardopt hardware`."""
 
     def fail(name: str) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""What `calibrate` refuses before anything is measured, and one group measured alone."""
+"""Refusals of `calibrate` before anything is measured, and one group measured alone."""
 
 import json
 import platform

@@ -13,7 +13,7 @@ from tests.shardopt.conftest import MODEL, a_plan
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model, a plan, and one that has all of the embeddings on rank 0."""
+    """Folder of a model, a plan, and a plan with all embeddings on rank 0."""
     folder = tmp_path_factory.mktemp("explain")
     (folder / "model.yaml").write_text(MODEL)
     (folder / "given.json").write_text(json.dumps(a_plan()))
@@ -29,7 +29,7 @@ BOTH = ("model.yaml", "lopsided.json", "given.json")
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    """What the command says as JSON of the lopsided plan, beside the other."""
+    """JSON output of the command on the lopsided plan, beside the other."""
     return said_as_json(folder, "explain", *BOTH, "--html", "out.html", "--trace", "out.json")
 
 

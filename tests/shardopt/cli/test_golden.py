@@ -1,4 +1,4 @@
-"""What the reports look like, as committed text: made by hand, so that no constant changes it."""
+"""Golden texts of the reports, on data made by hand, so that no constant changes them."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -213,7 +213,7 @@ def test_a_doubt_is_printed_once_and_names_its_plans_unless_all_share_it(
 
 
 def explanation(plan_data: dict[str, Any], *, ranks: int = 20, alone: bool = False) -> Explanation:
-    """Of two plans; ``alone``, of one that nothing waits for and nothing helps."""
+    """Explain two plans; with ``alone``, a plan without waits and without remedies."""
     plan = plan_from_dict(plan_data, where="plan")
     cause = Cause("ebc.CW lookup", "embedding_forward", 1.5, 0.75, (("users", 0.8),))
     wait = Wait("ebc.CW.all_to_all", "output_dist_forward", 1, 0, 0.75, 0.5, ranks - 1, (cause,))

@@ -1,4 +1,4 @@
-"""What leaves the program: JSON that every language reads, whatever the model."""
+"""JSON output of the program: every language reads it, whatever the model."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ PLAN_CONTRACT = {"iteration_ms", "found_by", "breakdown", "memory", "tables"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model and its plan."""
+    """Folder of a model and its plan."""
     folder = tmp_path_factory.mktemp("plan")
     (folder / "model.yaml").write_text(MODEL)
     return folder
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    """What the command says as JSON when it has written plan.json."""
+    """JSON output of the command that wrote plan.json."""
     return said_as_json(folder, "plan", "model.yaml", *QUICK, "--top-k", 2, "-o", "plan.json")
 
 

@@ -1,4 +1,4 @@
-"""What is said, and refused, of predictions that leave the rows behind their profile."""
+"""Messages and refusals for predictions that leave the rows behind their profile."""
 
 import json
 from pathlib import Path

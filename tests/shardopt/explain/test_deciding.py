@@ -49,7 +49,7 @@ ODD, EVEN = spread(3), spread(4)
 
 
 def gain(hardware: HardwareProfile) -> float:
-    """What the even plan saves."""
+    """Return the saving of the even plan."""
     odd, even = (predict(WORKLOAD, TOPOLOGY, hardware, p).iteration_ms for p in (ODD, EVEN))
     return 1 - even / odd
 

@@ -1,4 +1,4 @@
-"""Whether the host decides, and what settles it."""
+"""Host-bound iterations, and the evidence that settles it."""
 
 from __future__ import annotations
 

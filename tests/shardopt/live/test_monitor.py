@@ -1,4 +1,4 @@
-"""What a monitor counts in its windows, and what their ids make of a workload."""
+"""Counts of a monitor in its windows, and the workload that its ids imply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a machine names no host, and other work is told from that of the ranks."""
+"""Description of a machine: it names no host, and tells other work from that of the ranks."""
 
 import json
 import os

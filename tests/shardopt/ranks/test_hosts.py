@@ -155,7 +155,7 @@ def test_what_a_killed_process_left_is_removed_and_others_stay() -> None:
 
 
 def measured_gbit_s(link: Link, seconds: float) -> float:
-    """What one TCP connection carries."""
+    """Measure the rate of one TCP connection."""
     size = str(int(link.gbit_s / 8 * 1e9 * seconds))
 
     def start(what: str, host: Host, *more: str) -> "subprocess.Popen[str]":

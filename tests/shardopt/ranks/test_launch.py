@@ -194,7 +194,7 @@ def test_no_place_for_temporary_files(bodies, monkeypatch: pytest.MonkeyPatch) -
 
 
 def leave_error(folder: Path, rank: int, error: Exception, at: float) -> None:
-    """What a rank writes before it ends."""
+    """Write the error that a rank leaves before it ends."""
     try:
         raise error
     except Exception as caught:

@@ -54,7 +54,7 @@ def small_step() -> Callable[[], None]:
 
 
 def transformer_step(family: str = "bert", batch: int = 2) -> Callable[[], None]:
-    """Of one layer of 32, on sequences of 8; all widths are multiples of 4."""
+    """Return a step of one layer of 32, on sequences of 8; all widths are multiples of 4."""
     from lab.replay.transformers import Training
     from lab.transformers import TransformerShape
 
@@ -87,7 +87,7 @@ def attribute(node: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def program(path: Path) -> RankProgram:
-    """What a benchmark of one rank is generated from."""
+    """Return the program that a benchmark of one rank is generated from."""
     found = load_traces([path])
     return program_of(found.executions[0], found, Annotations())
 

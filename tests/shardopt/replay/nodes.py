@@ -31,7 +31,7 @@ def tensor(
 
 
 def plain(value: Value, kind: str = "Int") -> Argument:
-    """What is no tensor."""
+    """Return an argument that is no tensor."""
     return Argument(value, (), kind)
 
 

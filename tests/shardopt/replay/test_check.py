@@ -1,4 +1,4 @@
-"""What a user may give to `bench generate`."""
+"""Input that a user may give to `bench generate`."""
 
 import re
 from pathlib import Path

@@ -54,7 +54,7 @@ def _given(output: Any) -> Any:
 
 
 def value_of(term: Term) -> Any:
-    """What a term is when the source runs."""
+    """Return the value of a term when the source runs."""
     if isinstance(term, tuple):
         return [value_of(item) for item in term]
     if isinstance(term, Slot):

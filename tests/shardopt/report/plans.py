@@ -43,7 +43,7 @@ def predicted(problem: Problem, plan: ShardingPlan, name: str = "plan.json") -> 
 
 
 def a_setting(problem: Problem) -> Setting:
-    """As the command line would have it."""
+    """Return a setting as the command line would have it."""
     return Setting(
         problem.workload, problem.topology, problem.topology, problem.hardware, "h100", "default"
     )

@@ -59,7 +59,7 @@ def counted(ids: Ids, limit: int = 2**20, chunks: int = 1) -> FeatureCounts:
 
 
 def measured(found: FeatureCounts, rows: int) -> EmpiricalByRange:
-    """What model.yaml gets from the counts."""
+    """Return the distribution that model.yaml gets from the counts."""
     spectrum = found.spectrum(rows)
     mixture = estimate(spectrum, fit_zipf(spectrum))
     whole = Empirical(tuple(mixture.counts.tolist()), tuple(mixture.probs.tolist()))

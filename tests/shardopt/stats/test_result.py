@@ -1,4 +1,4 @@
-"""What statistics say of a feature in a model file, and of streams whose heads move."""
+"""Statistics of a feature in a model file, and of streams whose heads move."""
 
 from __future__ import annotations
 

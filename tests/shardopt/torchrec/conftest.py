@@ -9,4 +9,4 @@ collect_ignore_glob = [] if find_spec("torchrec") else ["*.py"]
 
 @pytest.fixture(autouse=True)
 def shared_answers(kept_answers: None) -> None:
-    """What one planner searched is not searched again for another."""
+    """Share one planner's searches with the other planners."""

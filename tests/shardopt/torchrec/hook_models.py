@@ -127,7 +127,7 @@ class NotSearchedError(BaseException):
 
 
 def problem_of(made: ShardoptPlanner, model: nn.Module, sharders: Sequence[Any] = SHARDERS) -> Any:
-    """What a planner would search; what it reads of a module needs no search."""
+    """Return the problem that a planner would search; reading a module needs no search."""
     asked: list[Problem] = []
 
     def ask(problem: Problem, *_: Any, **__: Any) -> NoReturn:
@@ -141,5 +141,5 @@ def problem_of(made: ShardoptPlanner, model: nn.Module, sharders: Sequence[Any] 
 
 
 def workload_of(module: nn.Module, sharders: Sequence[Any] = SHARDERS, /, **more: Any) -> Any:
-    """What a planner reads of a module."""
+    """Return the workload that a planner reads from a module."""
     return problem_of(planner(**more), module, sharders).workload

@@ -186,7 +186,7 @@ def test_on_gpus_one_failed_rank_makes_the_others_give_up(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("group")
 def test_on_gpus_plans_run_on_nccl_and_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as it goes without a GPU: the group that is asked for, and the clock."""
+    """Without a GPU, only the requested group and the clock can be checked."""
     asked: list[str] = []
     new_group = dist.new_group
 

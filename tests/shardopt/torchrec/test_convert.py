@@ -403,7 +403,7 @@ FIELDS: list[dict[str, Any]] = [
 
 
 def test_no_field_of_this_torchrec_is_left_out_above() -> None:
-    """Of the installed version, whichever it is."""
+    """The check holds for the installed version, whichever it is."""
     carried = {name for given in FIELDS for name in given}
     read = {"sharding_type", "compute_kernel", "ranks", "sharding_spec"}
     assert {f.name for f in fields(ParameterSharding)} == carried | read
@@ -447,7 +447,7 @@ def test_cache_statistics_there_and_back() -> None:
 
 
 class Named(NamedTuple):
-    """As FBGEMM's EnrichmentPolicy, which some versions lack."""
+    """Stand-in for FBGEMM's EnrichmentPolicy, which some versions lack."""
 
     provider: str
 
@@ -463,7 +463,7 @@ def test_named_tuples_are_not_lists() -> None:
 
 @dataclass
 class Sharding(ParameterSharding):
-    """As dynamicemb's, which bring lookups of their own."""
+    """Stand-in for a sharding of dynamicemb, which brings lookups of its own."""
 
     capacity: int = 3
 

@@ -77,7 +77,7 @@ def torchrecs_plan(
     sharders: Any = SHARDERS,
     rated: Any = None,
 ) -> Any:
-    """What TorchRec's search finds by such costs, and by our rating if it is given."""
+    """Search with TorchRec by such costs, and by our rating if it is given."""
     return EmbeddingShardingPlanner(
         topology=ranks,
         batch_size=batch,

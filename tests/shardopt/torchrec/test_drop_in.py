@@ -1,4 +1,4 @@
-"""What a script may rely on with TorchRec's planner, it may with ours: both are asked.
+"""Behaviour of TorchRec's planner that scripts rely on: both planners must show it.
 
 The behaviour is that of TorchRec's own planner tests, which `make test-torchrec-own` runs in full.
 """

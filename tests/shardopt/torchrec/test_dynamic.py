@@ -32,7 +32,7 @@ from tests.shardopt.torchrec.hook_models import (
 
 @dataclass
 class TableOptions:
-    """Of dynamicemb's, what its name has here."""
+    """Stand-in for dynamicemb's options of the same name."""
 
     caching: bool = False
 

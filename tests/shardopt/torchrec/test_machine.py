@@ -124,7 +124,7 @@ def test_a_plan_covers_a_group_of_all_ranks() -> None:
 def test_a_runtime_that_multiplies_by_its_pod_forms_the_same_groups(
     monkeypatch: pytest.MonkeyPatch, pod: int | None, expected: int
 ) -> None:
-    """As `intra_and_cross_node_pg_2D` does since pull request 4726."""
+    """TorchRec's `intra_and_cross_node_pg_2D` does so since pull request 4726."""
     racks = Topology(32, "cuda", local_world_size=4, pod_size=4)
     made = grouped_planner(ReplicaGroups(16, use_inter_host_allreduce=False), racks)
     assert made.replicas is not None

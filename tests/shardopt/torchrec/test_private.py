@@ -1,4 +1,4 @@
-"""What is not public in TorchRec and is used: that it is there, and that nothing else is used."""
+"""Private names of TorchRec that are used: they exist, and no others are used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXTENDED = {name for of in TOUCHED for name in of.names}
 
 
 def source_of(name: str) -> str:
-    """Of a module, or a class in one."""
+    """Return the source of a module, or of a class in one."""
     try:
         found: Any = import_module(name)
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""What a plan is made from: read from the module, given, or asked for; what is refused."""
+"""Inputs of a plan: read from the module, given, or asked for; and refusals."""
 
 from __future__ import annotations
 
@@ -275,10 +275,10 @@ class Reader(nn.Module):
 
 
 class Other(FeatureProcessor):
-    """Of a user."""
+    """Module of a user."""
 
     def forward(self, features: JaggedTensor) -> JaggedTensor:
-        """As they come."""
+        """Return the features unchanged."""
         return features
 
 
@@ -437,7 +437,7 @@ def test_the_load_factor_of_the_sharder_is_the_users() -> None:
 
 
 def test_constraints_of_the_enumerator_alone_count_in_full() -> None:
-    """As TorchEasyRec gives them."""
+    """TorchEasyRec gives its constraints in this way."""
     told = {
         "a": ParameterConstraints(
             pooling_factors=[20.0],

@@ -1,4 +1,4 @@
-"""What is said of a plan through TorchRec's statistics."""
+"""Report of a plan through TorchRec's statistics."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def tables_of(launch: list[LookupShard], hw: HardwareProfile) -> np.ndarray:
 
 
 def error(launch: list[LookupShard]) -> float:
-    """Of the tabulated fetches, as a share of the launch's with split caches or one cache."""
+    """Return the error of tabulated fetches, as a share of the launch's with split or one cache."""
     hw = hardware()
     total = tables_of(launch, hw).sum(axis=0)
     law = lookup_model(hw).fetch_ms(launch[0]) * sum(shared_fetched_rows(tuple(launch)))

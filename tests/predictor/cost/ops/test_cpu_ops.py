@@ -1,4 +1,4 @@
-"""What calls are taken for, and kernel models applied to them."""
+"""Classification of calls, and kernel models applied to them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def mixed(workload: Workload) -> Candidate:
 
 
 def graph(pipeline: str, world: int = 2, profile: str = "h100-sxm") -> Graph:
-    """Of a host that parts no segment."""
+    """Build the graph on a host that parts no segment."""
     workload = a_workload(*TABLES, train_pipeline=pipeline)
     topology = a_topology(world)
     batch = PlanScorer(workload, topology, device_bound(profile))

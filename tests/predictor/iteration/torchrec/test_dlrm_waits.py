@@ -87,7 +87,7 @@ def test_a_collective_lets_the_last_rank_set_the_time(
 def test_one_rank_waits_in_the_forward_and_the_other_in_the_backward(
     pipeline: str, profile: str
 ) -> None:
-    """As every rank has 13 to do, an iteration would take 13 if nobody waited."""
+    """Each rank has 13 ms of work, so an iteration would take 13 ms if nobody waited."""
     found = built(pipeline=pipeline, profile=profile)
     costs = {"ebc.TW lookup": (10, 3), "ebc.TW lookup backward": (3, 10)}
     assert period_ms(found, costs) == pytest.approx(10 + 10)

@@ -1,4 +1,4 @@
-"""What a feature processor adds to an iteration, and where its positions travel."""
+"""Feature processors: their work in an iteration, and the way of their positions."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def whole(kind: ShardingType, topology: Topology = TOPOLOGY) -> Candidate:
 
 
 def graph(profile: str, topology: Topology = TOPOLOGY) -> Graph:
-    """Of two plans: table-wise, and data-parallel."""
+    """Build the graph of two plans: table-wise, and data-parallel."""
     batch = PlanScorer(WORKLOAD, topology, hardware(profile))
     plans = [whole(kind, topology) for kind in (TW, DP)]
     for plan in plans:

@@ -64,7 +64,7 @@ def test_a_bound_of_semi_sync_is_below_its_plans() -> None:
 
 @pytest.mark.slow
 def test_a_bound_holds_where_only_some_plans_have_the_launches_ahead() -> None:
-    """What is restored waits for nothing that another plan is without."""
+    """A restore waits for no operation that another plan lacks."""
     stored = Constraints(compute_kernels=("key_value",), l2_cache_size=1)
     tables = (
         a_table("a", 1_000_000, 64, 20.0),

@@ -1,4 +1,4 @@
-"""What is sent, by which collective and how many bytes, for every sharding type."""
+"""Messages of every sharding type: their collectives and bytes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def wide_of(kind: ShardingType) -> Table:
 
 
 def copied(ms: np.ndarray, elements: float, columns: bool = True) -> np.ndarray:
-    """How often so many floats are read and written in that time, at the speed of a CPU."""
+    """Count how often these floats are read and written in that time, at the speed of a CPU."""
     hw = hardware("cpu-gloo")
     share = hw.elementwise.columns if columns else 1.0
     return ms / (2 * 4 * elements / (hw.streaming * share))
@@ -180,7 +180,7 @@ def test_data_parallel_tables_sync_their_whole_gradient_at_once() -> None:
 
 
 def test_sizes_are_linear_in_loads_and_laws_never_fall() -> None:
-    """What the lower bound of `search.bound.relaxation` relies on."""
+    """The lower bound of `search.bound.relaxation` relies on it."""
     seen = []
 
     class Spy(Exchange):

@@ -99,7 +99,7 @@ def test_a_gradient_goes_into_its_bucket_at_once() -> None:
 
 
 def test_ids_of_pipelines() -> None:
-    """Of a table-wise exchange, block by block as TorchRec's pipelines keep them."""
+    """Ids of a table-wise exchange, block by block as TorchRec's pipelines keep them."""
     out = tensor(1, 10)
     grad = tensor(2, 10)
     of = program(

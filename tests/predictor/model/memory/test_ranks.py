@@ -1,4 +1,4 @@
-"""What a plan's shards need on every rank, and what a misfit says."""
+"""Memory of a plan's shards on every rank, and messages about plans that do not fit."""
 
 from __future__ import annotations
 

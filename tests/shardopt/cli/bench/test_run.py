@@ -1,4 +1,4 @@
-"""What `bench run` says of its model and profile, before anything runs."""
+"""Messages of `bench run` about its model and profile, before anything runs."""
 
 from __future__ import annotations
 

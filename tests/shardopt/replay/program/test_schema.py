@@ -88,7 +88,7 @@ def test_objects_are_refused() -> None:
 
 
 def read(term: Term) -> Any:
-    """What the written text of a term is worth."""
+    """Evaluate the written text of a term."""
     if isinstance(term, tuple):
         return tuple(read(item) for item in term)
     if isinstance(term, Word):

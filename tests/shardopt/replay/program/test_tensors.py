@@ -18,7 +18,7 @@ def one(argument: Argument) -> TensorUse:
 
 
 def taking(*arguments: Argument) -> dict[int, dict[int, TensorSpec]]:
-    """What an op took, each of a storage of its own."""
+    """Return the operands of an op, each with a storage of its own."""
     found = [one(argument) for argument in arguments]
     return {of.tensor.storage: {of.tensor.id: of.spec} for of in found}
 

@@ -1,4 +1,4 @@
-"""What ops need of their whole numbers."""
+"""Requirements of ops on their whole numbers."""
 
 from pathlib import Path
 

@@ -108,7 +108,7 @@ def test_bars_stay_in_the_period_and_on_their_lane_one_follows_the_other() -> No
 
 
 def test_a_period_holds_every_operation_once() -> None:
-    """Of a steady state, also what the host issues for iterations to come."""
+    """A steady state also shows work that the host issues for later iterations."""
     prediction = nasty()[1].subject.prediction
     ran: dict[str, float] = {}
     for span in spans(prediction):

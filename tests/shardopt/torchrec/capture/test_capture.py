@@ -134,7 +134,7 @@ def test_recomputation_keeps_less_and_computes_more() -> None:
 
 
 def kept_bytes(program: DenseProgram) -> int:
-    """What the forward makes and leaves."""
+    """Return the bytes that the forward makes and leaves."""
     live: dict[int, int] = {}
     for event in program.forward:
         if isinstance(event, OpCall):
