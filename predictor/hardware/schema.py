@@ -71,7 +71,7 @@ class KnownError(StrictModel):
 
 
 class Verdict(StrictModel):
-    """What the calibration of a profile is worth, judged by its own rows.
+    """Quality of a profile's calibration, judged by its own rows.
 
     Args:
         quality: ``quiet``: nothing stands against it; ``worse than the shipped one``: the profile
@@ -84,7 +84,7 @@ class Verdict(StrictModel):
 
 
 class Provenance(StrictModel):
-    """Where a group's constants come from, and how far they can be trusted.
+    """Source of a group's constants, and how far they can be trusted.
 
     Args:
         kind: ``published`` figures are fits of, or quotes from, a public source; ``derived`` ones
@@ -256,11 +256,11 @@ class Gemm(Group):
     """What the timing method of the fitted rows adds to each; used only to compare with them."""
 
     def cores(self, data_type: str, *, batched: bool = False) -> TensorKernels | None:
-        """The tensor-core kernels of a data type; None where it has none of its own."""
-        found = {str(key): value for key, value in self.tensor_cores.items()}
+        """Return the tensor-core kernels of a data type; None if it has none of its own."""
+        kernels = {str(key): value for key, value in self.tensor_cores.items()}
         if batched:
-            found |= {str(key): value for key, value in self.tensor_batched.items()}
-        return found.get(data_type)
+            kernels |= {str(key): value for key, value in self.tensor_batched.items()}
+        return kernels.get(data_type)
 
     def floor_of(self, data_type: str) -> float:
         """Time in us of the smallest product of a data type."""
@@ -668,7 +668,7 @@ class HardwareProfile(StrictModel):
 
     @property
     def inline(self) -> bool:
-        """Whether the host thread does the work itself."""
+        """True if the host thread does the work itself."""
         return self.execution == "inline"
 
     @property
@@ -691,11 +691,13 @@ class HardwareProfile(StrictModel):
     @property
     def groups(self) -> dict[str, Group]:
         """Group name -> group; collectives as ``collectives.intra`` and ``collectives.inter``.
-        Of what was learned, the errors are those that are left."""
-        found: dict[str, Group] = {name: attrgetter(name)(self) for name in GROUP_NAMES}
+
+        Groups with learned factors carry the errors that remain after learning.
+        """
+        groups: dict[str, Group] = {name: attrgetter(name)(self) for name in GROUP_NAMES}
         if self.learned is not None:
-            found |= {n: _after(self.learned, n, found[n]) for n in self.learned.errors}
-        return found
+            groups |= {n: _after(self.learned, n, groups[n]) for n in self.learned.errors}
+        return groups
 
     @property
     def origins(self) -> dict[str, str]:
@@ -703,31 +705,31 @@ class HardwareProfile(StrictModel):
         return self._origins or dict.fromkeys(GROUP_NAMES, self.name)
 
     def with_origins(self, origins: Mapping[str, str]) -> Self:
-        """The same profile with the file or profile that each group comes from."""
+        """Return the profile with the file or profile that each group comes from."""
         copy = self.model_copy()
         copy._origins = dict(origins)
         return copy
 
     def with_nic(self, nic_gbit_s: float) -> Self:
-        """The same device in hosts whose NICs have another line rate, per rank."""
+        """Return the same device in hosts whose NICs have another line rate, per rank."""
         inter = self.collectives.inter.at(nic_gbit_s)
         links = self.collectives.model_copy(update={"inter": inter})
         return self.model_copy(update={"collectives": links})
 
     def group_kind(self, group: str) -> ProvenanceKind:
-        """Provenance kind of one group of `groups`."""
+        """Return the provenance kind of one group of `groups`."""
         return self.groups[group].provenance.kind
 
 
 def _after(learned: Learned, name: str, group: Group) -> Group:
-    """A group as it is known after learning."""
-    left, steps = learned.errors[name], learned.steps
+    """Return the group with provenance and error after learning."""
+    remaining, steps = learned.errors[name], learned.steps
     error = KnownError(
         suite="shardopt learn",
         rows=f"kernels of {learned.model} that were not told apart",
         n=steps,
-        mean=left.own / SIGMA_OVER_MEAN,
-        geomean=left.own / SIGMA_OVER_MEAN,
+        mean=remaining.own / SIGMA_OVER_MEAN,
+        geomean=remaining.own / SIGMA_OVER_MEAN,
     )
     provenance = Provenance(
         kind="learned",
@@ -738,4 +740,4 @@ def _after(learned: Learned, name: str, group: Group) -> Group:
         range=group.provenance.range,
         error=error,
     )
-    return group.model_copy(update={"provenance": provenance, "rel_error": left.shared})
+    return group.model_copy(update={"provenance": provenance, "rel_error": remaining.shared})

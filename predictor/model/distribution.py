@@ -1,4 +1,4 @@
-"""How the ids of a feature spread over the rows of its table.
+"""Distributions of a feature's ids over the rows of its table.
 
 Every distribution is reduced to `Bins`: groups of rows with the same draw probability, hottest
 first. Distinct rows and cache hits of a batch follow from the bins in closed form, so no ids are
@@ -240,7 +240,7 @@ def _power_integral(alpha: float, edges: Array) -> Array:
 
 @dataclass(frozen=True)
 class ReuseHistogram:
-    """How often the distinct ids of a sample repeat (the reuse factors of Lin et al. 2024).
+    """Repeat counts of the distinct ids of a sample (the reuse factors of Lin et al. 2024).
 
     Args:
         lookups: ids in the sample, > 0.

@@ -216,14 +216,14 @@ def operands_of(event: Event) -> tuple[Operand, ...]:
 
 
 def free_after_last_use(
-    parts: Sequence[Sequence[Event]], kept: Sequence[Operand]
+    parts: Sequence[Sequence[Event]], resident: Sequence[Operand]
 ) -> tuple[tuple[Event, ...], ...]:
     """Return the parts, in which each op also frees what nothing after it uses.
 
     Args:
-        kept: memory that stays, or that the ops free already.
+        resident: memory that stays, or that the ops free already.
     """
-    stays = {operand.storage for operand in kept}
+    stays = {operand.storage for operand in resident}
     events = [event for part in parts for event in part]
     last = {o.storage: at for at, event in enumerate(events) for o in operands_of(event)}
     ends: dict[int, list[int]] = {}

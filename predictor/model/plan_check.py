@@ -435,13 +435,13 @@ def _grid_problem(shards: Sequence[Shard], setting: RuntimeSetting) -> str | Non
 
 
 def _block_problem(
-    shards: Sequence[Shard], first: int, ranks: int, setting: RuntimeSetting, what: str
+    shards: Sequence[Shard], first: int, ranks: int, setting: RuntimeSetting, title: str
 ) -> str | None:
     expected_ranks = list(range(first, first + ranks))
     actual_ranks = [shard.rank for shard in shards]
     if actual_ranks != expected_ranks:
         return (
-            f"{what} shards are on ranks {actual_ranks} from top to bottom; TorchRec runs them on "
+            f"{title} shards are on ranks {actual_ranks} from top to bottom; TorchRec runs them on "
             f"{expected_ranks} in that order only (a row split over other ranks can be predicted, "
             "not run)"
         )
@@ -453,7 +453,7 @@ def _block_problem(
     for i, (have, want) in enumerate(zip(actual_blocks, blocks, strict=True)):
         if have != want:
             return (
-                f"the {what} shard on rank {expected_ranks[i]} has {have[1]} rows from row "
+                f"the {title} shard on rank {expected_ranks[i]} has {have[1]} rows from row "
                 f"{have[0]}; TorchRec splits {setting.shape[0]} rows over {ranks} ranks in blocks "
                 f"of {blocks[0][1]}, here {want[1]} rows from row {want[0]}: use that split"
             )

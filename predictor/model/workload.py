@@ -20,7 +20,7 @@ from predictor.model.topology import ReplicaGroups, Topology
 
 @dataclass(frozen=True)
 class MeasuredDense:
-    """What one rank's dense part took, without lookups and collectives.
+    """Measured times of one rank's dense part, without lookups and collectives.
 
     Args:
         batch_size: samples of the rank when it was measured, >= 1.
@@ -151,7 +151,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the user requires of one table's sharding; `None` leaves the choice open.
+    """Constraints of the user on one table's sharding; `None` leaves the choice open.
 
     Args:
         offered: the pairs of sharding type and compute kernel that the table's sharder offers,
@@ -207,11 +207,11 @@ class Table:
 
     @property
     def element_bytes(self) -> float:
-        """Of one weight, without the scale, bias and padding of its row."""
+        """Bytes of one weight, without the scale, bias and padding of its row."""
         return WEIGHT_BITS[self.data_type] / 8
 
     def row_bytes(self, columns: int) -> int:
-        """Of a row with so many of its columns."""
+        """Return the bytes of a row with so many of its columns."""
         return row_bytes(self.data_type, columns)
 
     @property
@@ -332,11 +332,11 @@ class Workload:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size}; it must be at least 1")
-        seen: set[tuple[str, str]] = set()
+        names: set[tuple[str, str]] = set()
         for table in self.tables:
-            if (table.module, table.name) in seen:
+            if (table.module, table.name) in names:
                 raise InputError(f"table '{table.name}' appears twice in module '{table.module}'")
-            seen.add((table.module, table.name))
+            names.add((table.module, table.name))
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -370,14 +370,14 @@ class Workload:
     @property
     def position_weights(self) -> tuple[int, ...]:
         """Weights of each feature that has some by position."""
-        found = {(t.module, f.name): f.position_weights for t in self.tables for f in t.features}
-        return tuple(count for count in found.values() if count)
+        weights = {(t.module, f.name): f.position_weights for t in self.tables for f in t.features}
+        return tuple(count for count in weights.values() if count)
 
     @property
     def ids_per_sample(self) -> dict[tuple[str, str], float]:
         """Mean ids that a sample draws, by module and feature."""
-        found = ((t.module, f) for t in self.tables for f in t.features)
-        return {(module, feature.name): feature.lookups_per_sample for module, feature in found}
+        features = ((t.module, f) for t in self.tables for f in t.features)
+        return {(module, feature.name): feature.lookups_per_sample for module, feature in features}
 
     @property
     def embedding_bytes(self) -> int:

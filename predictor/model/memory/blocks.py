@@ -112,8 +112,8 @@ class Peak:
     """Most bytes at once.
 
     Args:
-        allocated_bytes: of blocks that were taken.
-        reserved_bytes: that the allocator holds of the device.
+        allocated_bytes: sum of the blocks in use.
+        reserved_bytes: device memory that the allocator holds.
     """
 
     allocated_bytes: int
@@ -121,7 +121,7 @@ class Peak:
 
 
 class Ledger:
-    """What is taken now, and the most that ever was.
+    """Blocks in use now, and the peak of their bytes.
 
     Args:
         simulate: whether blocks come from a caching allocator, as on a device; host memory comes
@@ -141,7 +141,7 @@ class Ledger:
     def take(
         self, key: Hashable, size: float, stream: str = COMPUTE, *, lent: bool = False
     ) -> None:
-        """Takes a block under a name that nothing has now; of no bytes it is none.
+        """Take a block under a name that is free now; zero bytes take none.
 
         Args:
             lent: another stream uses it too, so it cannot be used again before `settle`.
@@ -157,7 +157,7 @@ class Ledger:
         self.most_bytes = max(self.most_bytes, self.bytes)
 
     def give(self, key: Hashable) -> None:
-        """Gives a block back; nothing if there is none of this name."""
+        """Give a block back; do nothing if no block has this name."""
         size, block, lent = self._taken.pop(key, (0, None, False))
         self.bytes -= size
         if block is not None and lent:
@@ -166,13 +166,13 @@ class Ledger:
             self._allocator.give(block)
 
     def settle(self) -> None:
-        """The device has caught up with the host: what was lent can be used again."""
+        """Make lent blocks usable again, as the device has caught up with the host."""
         for block in self._late:
             assert self._allocator is not None
             self._allocator.give(block)
         self._late = []
 
     def peak(self) -> Peak:
-        """So far."""
+        """Return the peak so far."""
         reserved = self._allocator.reserved_bytes if self._allocator else self.most_bytes
         return Peak(self.most_bytes, reserved)

@@ -1,4 +1,4 @@
-"""What a plan needs on every rank, and what every rank has, in bytes.
+"""Memory that a plan needs on every rank, and memory that every rank has, in bytes.
 
 The rules of single shards are those of TorchRec's planner (`calculate_shard_storages` in
 planner/shard_estimators.py), but where FBGEMM allocates something else
