@@ -30,22 +30,22 @@ PROVENANCE_ORDER: tuple[ProvenanceKind, ...] = (
 """Kinds of provenance, from the most to the least trustworthy."""
 
 MOST = 1e18
-"""Larger than any constant of a device, in any unit; products of a few still are numbers."""
+"""Bound above any constant of a device, in any unit; products of a few stay finite."""
 Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=2**31)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 SIGMA_OVER_MEAN = math.sqrt(math.pi / 2)
-"""Of a normal error: its standard deviation over its mean absolute value."""
+"""Standard deviation of a normal error over its mean absolute value."""
 
 
 def weakest(kinds: tuple[ProvenanceKind, ...]) -> ProvenanceKind:
-    """The weakest provenance among ``kinds``; ``measured`` if there are none."""
+    """Return the weakest provenance among ``kinds``; ``measured`` if there are none."""
     return max(kinds, key=PROVENANCE_ORDER.index, default="measured")
 
 
 class StrictModel(BaseModel):
-    """Immutable, and an unknown key is an error."""
+    """Immutable model that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -253,7 +253,7 @@ class Gemm(Group):
     outer_ns_per_element: NonNegative = 0.0
     """Time of an element of an outer product, where its bytes take less."""
     timing_floor_us: NonNegative = 0.0
-    """What the timing method of the fitted rows adds to each; used only to compare with them."""
+    """Time that the timing method adds to each fitted row; used only to compare with them."""
 
     def cores(self, data_type: str, *, batched: bool = False) -> TensorKernels | None:
         """Return the tensor-core kernels of a data type; None if it has none of its own."""
@@ -263,7 +263,7 @@ class Gemm(Group):
         return kernels.get(data_type)
 
     def floor_of(self, data_type: str) -> float:
-        """Time in us of the smallest product of a data type."""
+        """Return the time in us of the smallest product of a data type."""
         cores = self.cores(data_type)
         return self.floor_us if cores is None else cores.floor_us
 
@@ -294,7 +294,7 @@ class Elementwise(Group):
     """Time of an element that is added to a place given by index, where no rows are added
     (`indexing_backward_kernel_stride_1` of aten's Indexing.cu)."""
     foreach_us: NonNegative = 0.0
-    """What one block of a foreach kernel takes for its 65,536 elements, such as those of a dense
+    """Time of one block of a foreach kernel for its 65,536 elements, such as those of a dense
     optimizer, beyond the bytes of all: a model's few tensors are few blocks."""
     column_sum_us: NonNegative = 0.0
     """Shortest sum over the rows of a matrix; the next for each row: blocks walk down the rows."""
@@ -415,7 +415,7 @@ class CudaEmbedding(Group):
     """Time in which the host's threads find a row of a key-value table and copy it to pinned
     memory. Derived: a miss of the host's caches. Not validated, good to a factor of 5."""
     store_ssd_gb_s: Positive = 0.105
-    """At which its rows are read from SSD: TorchRec's ``SSD_MEM_BW``, 100 MiB/s
+    """Rate at which its rows are read from SSD: TorchRec's ``SSD_MEM_BW``, 100 MiB/s
     (planner/constants.py). Not validated, good to a factor of 5."""
     weight_gradient: NonNegative = 1.0
     """Time of the gradients of per-sample weights over that of a forward of the same bags."""
@@ -605,7 +605,7 @@ class Inter(LinkCurves):
     message_us: Positive | None = None
 
     def at(self, nic_gbit_s: float) -> Self:
-        """The same hosts with NICs of another line rate.
+        """Return the same hosts with NICs of another line rate.
 
         The time on the wire changes, at the share of the line rate that large messages reach. What
         bytes of small messages cost beyond that is latency of the protocol, and stays.

@@ -60,13 +60,13 @@ def _in_half(call: OpCall) -> bool:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A tensor in another type: where it lies, and the stride of each stride of the original."""
+    """Copy of a tensor in another type, with its stride for each stride of the original."""
 
     like: Operand
     strides: dict[int, int]
 
     def seen_as(self, operand: Operand) -> Operand | None:
-        """The copy of a view of the original; None where the copy does not show it."""
+        """Return the copy's view that matches a view of the original; None if there is none."""
         sides = list(zip(operand.shape, operand.strides, strict=True))
         if operand.elements != math.prod(self.like.shape) or any(
             n > 1 and stride not in self.strides for n, stride in sides
@@ -102,7 +102,7 @@ class _Autocast:
         tensor, a product with this storage, is cast back."""
         self.events: list[Event] = []
         self.reuses = False
-        """The backward reads the copies that the forward made."""
+        """True while the backward reads the copies that the forward made."""
 
     def run(self) -> DenseProgram:
         """Return the whole program."""

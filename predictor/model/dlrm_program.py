@@ -31,10 +31,10 @@ ITEM_BYTES = DATA_TYPE_BYTES | {"int64": 8}
 
 
 class OpWriter:
-    """Appends ops to `events`; an op's method gives its output.
+    """Writer of ops to `events`; an op's method returns its output.
 
     Args:
-        data_type: of products; parameters are fp32, and cast once where products are not.
+        data_type: type of products; fp32 parameters are cast once where products are not.
     """
 
     def __init__(self, data_type: str) -> None:
@@ -45,7 +45,7 @@ class OpWriter:
         self.gradients: list[Operand] = []
 
     def tensor(self, shape: Sequence[int], data_type: str = "fp32") -> Operand:
-        """A new contiguous one."""
+        """Return a new contiguous tensor."""
         item = ITEM_BYTES[data_type]
         self.storages += 1
         strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
@@ -206,7 +206,7 @@ class _Dlrm(OpWriter):
         )
 
     def _wired(self) -> Callable[[], None]:
-        """Bottom MLP, lookups, interaction, top MLP, loss."""
+        """Write bottom MLP, lookups, interaction, top MLP and loss."""
         features = self.tensor((self.batch, self.dense.in_features))
         self.inputs.append(features)
         bottom, bottom_back = self._mlp(features, self.dense.bottom_mlp)
@@ -227,7 +227,7 @@ class _Dlrm(OpWriter):
         return backward
 
     def _loose(self) -> Callable[[], None]:
-        """Layers of unknown wiring run one after the other behind the lookups."""
+        """Write layers of unknown wiring one after the other, behind the lookups."""
         embeddings, lookups_back = self._lookups()
         joined, concat_back = self._concat(embeddings)
         backs = []
@@ -254,7 +254,7 @@ class _Dlrm(OpWriter):
     def _mlp(
         self, x: Operand, layers: Sequence[int], *, is_top: bool = False
     ) -> tuple[Operand, Backward]:
-        """Linear layers with what follows each; the input batch needs no gradient."""
+        """Write linear layers with their activations; the input batch needs no gradient."""
         swish = is_top and self.dense.activation != "relu"
         backs: list[Backward] = []
         for i, out in enumerate(layers):
@@ -295,7 +295,7 @@ class _Dlrm(OpWriter):
         return y, lambda grad: self.op("threshold_backward", [grad, y], self.like(y))
 
     def _swish_layer_norm(self, x: Operand) -> tuple[Operand, Backward]:
-        """TorchRec's ``x * sigmoid(layer_norm(x))`` (modules/activation.py)."""
+        """Write TorchRec's ``x * sigmoid(layer_norm(x))`` (modules/activation.py)."""
         width = x.shape[-1]
         scale, take_scale = self.parameter(width)
         shift, take_shift = self.parameter(width)

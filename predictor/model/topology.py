@@ -131,7 +131,7 @@ class Topology:
         ddr_bytes: int,
         nvlink_domain: int = 0,
     ) -> Topology:
-        """Equal caps on every rank; ``local_world_size`` defaults to ``min(8, world_size)``."""
+        """Build ranks with equal caps; ``local_world_size`` defaults to ``min(8, world_size)``."""
         local = local_world_size or min(8, world_size)
         return cls(
             world_size,
@@ -143,7 +143,7 @@ class Topology:
 
     @property
     def whole(self) -> Topology:
-        """All ranks that train, whose dense gradients are added up."""
+        """All ranks that train and add up their dense gradients."""
         return self.job or self
 
     @property
@@ -164,7 +164,7 @@ class Topology:
 
 DEFAULT, FULLY_SHARDED = "default", "fully_sharded"
 STRATEGIES = (DEFAULT, FULLY_SHARDED)
-"""How copies become alike: `ShardingStrategy` of torchrec/distributed/types.py."""
+"""Strategies to synchronise copies: `ShardingStrategy` of torchrec/distributed/types.py."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _is_count(value: object) -> bool:
 
 
 def _every(job: Topology, stride: int, count: int) -> Topology:
-    """Ranks ``0, stride, 2 stride, ...`` of a job, as a topology of their own."""
+    """Return ranks ``0, stride, 2 stride, ...`` of a job as a topology of their own."""
     local = _together(job.local_world_size, stride, count)
     domain = _together(job.nvlink_domain, stride, count)
     if local is None or domain is None or count % local:

@@ -102,7 +102,7 @@ quant_embedding_kernel.py); on CPUs it is not padded."""
 
 
 def row_bytes(data_type: str, columns: int) -> int:
-    """Bytes of one row of a shard (`rounded_row_size_in_bytes` in fbgemm_gpu's
+    """Return the bytes of one row of a shard (`rounded_row_size_in_bytes` in fbgemm_gpu's
     split_table_batched_embeddings_ops_inference.py)."""
     size = columns * WEIGHT_BITS[data_type] // 8
     if data_type not in INTEGERS or not columns:
@@ -174,7 +174,7 @@ class Constraints:
 
     @property
     def key_value_params(self) -> dict[str, int]:
-        """The sizes of caches that are set, as a plan has them."""
+        """Cache sizes that are set, in the form of a plan."""
         sizes = {"max_l1_cache_size": self.max_l1_cache_size, "l2_cache_size": self.l2_cache_size}
         return {name: size for name, size in sizes.items() if size is not None}
 
@@ -286,7 +286,7 @@ class DenseArch:
     length_shares: LengthShares | None = None
 
     def joined_width(self, bottom: int, vectors: int) -> int:
-        """Columns that ``dot`` hands on: the bottom output and the products of so many vectors."""
+        """Return the columns of ``dot``: the bottom output and the products of so many vectors."""
         if self.pairs == "index":
             return bottom + vectors * (vectors - 1) // 2
         picked = vectors * (vectors - 1) // 2 if self.pairs == "gather" else vectors**2
@@ -355,7 +355,7 @@ class Workload:
 
     @property
     def dlrm(self) -> DenseArch:
-        """The dense part, where it must be known layer by layer."""
+        """Dense part, for callers that need it layer by layer."""
         if not isinstance(self.dense, DenseArch):
             raise InputError(
                 f"model '{self.name}' gives its dense part in another form, but its layers are "
@@ -384,7 +384,7 @@ class Workload:
         return sum(t.weight_bytes for t in self.tables)
 
     def sharding_group(self, job: Topology) -> Topology:
-        """The ranks that one plan covers: those of a sharding group, or all."""
+        """Return the ranks that one plan covers: those of a sharding group, or all."""
         if self.replica_groups is None:
             return job
         group = self.replica_groups.sharding_group(job)

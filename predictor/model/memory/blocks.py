@@ -26,7 +26,7 @@ LARGE_SEGMENT = 20 << 20
 
 
 def block_bytes(size: int) -> int:
-    """A request as the allocator counts it."""
+    """Return the bytes of a request, rounded as the allocator rounds it."""
     return max(BLOCK, -(-size // BLOCK) * BLOCK)
 
 
@@ -47,9 +47,9 @@ class Block:
 
 
 class CachingAllocator:
-    """One device's.
+    """Caching allocator of one device.
 
-    `reserved_bytes` is what it holds of the device, which never falls.
+    `reserved_bytes` is the device memory that it holds; it never falls.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class CachingAllocator:
         self._at: dict[int, Block] = {}
 
     def take(self, size: int, stream: str) -> Block:
-        """A block of at least so many bytes for a stream."""
+        """Take a block of at least so many bytes for a stream."""
         size = block_bytes(size)
         pool = stream, size <= SMALL
         free = self._free[pool]
@@ -76,7 +76,7 @@ class CachingAllocator:
         return block
 
     def give(self, block: Block) -> None:
-        """Gives a block back to its stream, joined with free neighbours."""
+        """Give a block back to its stream, joined with free neighbours."""
         free = self._free[block.pool]
         for first, second in ((block, block.after), (block.before, block)):
             other = second if first is block else first
@@ -109,7 +109,7 @@ COMPUTE, COPY, INPUT_DIST = "compute", "copy", "input_dist"
 
 @dataclass(frozen=True)
 class Peak:
-    """Most bytes at once.
+    """Peak of the bytes in use.
 
     Args:
         allocated_bytes: sum of the blocks in use.
