@@ -172,11 +172,11 @@ def leave_for_shards(
     return replace(installed, hbm_cap_bytes=free, installed_bytes=caps, limit_bytes=limits)
 
 
-def limit_processes(workload: Workload, left: Topology, device: str = "cuda") -> Topology:
+def limit_processes(workload: Workload, available: Topology, device: str = "cuda") -> Topology:
     """Return the ranks with process limits, where the caps state the memory left for shards."""
     least = least_bytes(workload, device)
-    caps = left.ddr_cap_bytes if device == "cpu" else left.hbm_cap_bytes
-    return replace(left, limit_bytes=tuple(cap + least for cap in caps))
+    caps = available.ddr_cap_bytes if device == "cpu" else available.hbm_cap_bytes
+    return replace(available, limit_bytes=tuple(cap + least for cap in caps))
 
 
 @lru_cache(maxsize=64)
