@@ -167,7 +167,7 @@ class Trainer:
         return _now(device) - start
 
     def types(self) -> str:
-        """How many tables are sharded in which way, e.g. ``20 table_wise, 6 data_parallel``."""
+        """Return the count of tables per sharding type, e.g. ``20 table_wise, 6 data_parallel``."""
         tables = [table for module in self.plan.plan.values() for table in module.values()]
         kinds = Counter(table.sharding_type for table in tables)
         return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())

@@ -62,7 +62,7 @@ def one_core() -> Iterator[None]:
 
 
 class Done(NamedTuple):
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

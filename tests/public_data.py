@@ -1,4 +1,4 @@
-"""Where public measurements lie: excerpts in the repository, all of them outside it.
+"""Paths of public measurements: excerpts in the repository, all of them outside it.
 
 ``tests/data/README.md`` says what the excerpts are. ``SHARDOPT_DATA`` names the folder of the full
 tables and traces; without it they are looked for beside the repository.

@@ -1,4 +1,4 @@
-"""What of a parametrised test is in the check; the rest is nightly (CONTRIBUTING.md, "Tests")."""
+"""Parameters of a test that the check runs; the rest is nightly (CONTRIBUTING.md, "Tests")."""
 
 from __future__ import annotations
 

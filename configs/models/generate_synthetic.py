@@ -17,7 +17,7 @@ HEADER = "name,num_embeddings,embedding_dim,feature,pooling_factor,zipf_alpha"
 
 @dataclass(frozen=True)
 class Model:
-    """What differs between the models; ``gpus`` is how many 80 GiB GPUs each is made for."""
+    """Parameters of a model; ``gpus`` is the number of 80 GiB GPUs that it is made for."""
 
     tables: int
     seed: int

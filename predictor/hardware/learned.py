@@ -1,4 +1,4 @@
-"""What a job that ran has taught of a profile: factors on its costs, and the evidence behind them.
+"""Factors on a profile's costs learned from jobs that ran, and the evidence behind them.
 
 A cost is multiplied by several factors: one of its group, one of its kind, and of lookups one each
 for kernel, pooling, sharding type, width and table. `factors_in` says which; their logarithms are
@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 LOOKUPS, EXCHANGES, DENSE, HOST = "lookups", "exchanges", "dense", "host"
 LATENCY, BYTES = "latency", "bytes"
-"""Of an exchange: what an empty message takes, and all beyond it."""
+"""Parts of an exchange: the time of an empty message, and all beyond it."""
 COPIES = f"{DENSE}.copies"
-"""Of ids and outputs, before and behind their exchanges."""
+"""Copies of ids and outputs, before and after their exchanges."""
 FIXED = "fixed"
 """The part of a time that no factor touches."""
 PROFILE_GROUPS = {
@@ -26,20 +26,20 @@ PROFILE_GROUPS = {
     DENSE: ("gemm", "elementwise"),
     HOST: ("overheads",),
 }
-"""What the costs of a group come from."""
+"""Group of factors -> groups of the profile that its costs come from."""
 
 Ms = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 
 BAG, SEQUENCE = "bag", "sequence"
-"""With pooling and without, which are kernels of their own."""
+"""Lookups with pooling and without; each has kernels of its own."""
 
 
 def lookup_part(
     way: str, kernel: str, sharding_type: str, width: int, table: str, *, pooled: bool = True
 ) -> str:
-    """The name of what lookups in shards of a table take; ``way`` is ``forward`` or ``backward``.
+    """Return the name of a table's lookup time; ``way`` is ``forward`` or ``backward``.
 
     Args:
         width: columns of a shard.
@@ -49,7 +49,7 @@ def lookup_part(
 
 
 def factors_in(part: str) -> tuple[str, ...]:
-    """Names of the factors that multiply a part of a time.
+    """Return the names of the factors that multiply a part of a time.
 
     ``exchanges.ids`` has ``exchanges`` and ``exchanges.ids``, and ``exchanges.bytes.ids``, what it
     takes beyond an empty message, ``exchanges.bytes`` as well; the lookups of a table have

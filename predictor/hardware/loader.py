@@ -1,4 +1,4 @@
-"""Loads hardware profiles: shipped ones by name, those of a user by path.
+"""Loading of hardware profiles: shipped ones by name, those of a user by path.
 
 A user's file may name a ``base`` and hold only some groups, see `_merged`. Every error names the
 file, the line, the key, the value and what is allowed.
@@ -80,7 +80,7 @@ def parse_hardware(text: str, origin: str) -> HardwareProfile:
 
 
 def _load(name_or_path: str, folder: Path, chain: tuple[Path, ...]) -> HardwareProfile:
-    """A profile; paths start at ``folder``, ``chain`` are the files that build on this one."""
+    """Load a profile; paths start at ``folder``, ``chain`` are the files that build on this one."""
     shipped = list_hardware()
     if name_or_path in shipped:
         return _load_shipped(name_or_path)
@@ -105,20 +105,20 @@ def _load(name_or_path: str, folder: Path, chain: tuple[Path, ...]) -> HardwareP
 
 
 def _profile_of_chip(name: str) -> str | None:
-    """The shipped profile of a chip by its bare name, such as ``h200`` or ``H100 PCIe``."""
+    """Return the shipped profile of a chip by its bare name, such as ``h200`` or ``H100 PCIe``."""
     name = re.sub(r"[\s_]+", "-", name.strip().lower())
     chips = {words.lower().replace(" ", "-"): profile for words, profile in _chips()}
     return name if name in list_hardware() else chips.get(name)
 
 
 def _chips() -> list[tuple[str, str]]:
-    """Words in the names of devices, and their shipped profile."""
+    """Return the words of each device name, with the shipped profile."""
     chips: list[tuple[str, str]] = load_table("device_names")
     return chips
 
 
 def _unknown(name: str) -> ProfileError:
-    """The error for a name that is neither a shipped profile nor a chip."""
+    """Return the error for a name that is neither a shipped profile nor a chip."""
     shipped = list_hardware()
     rest, network = next(
         (

@@ -13,7 +13,7 @@ MOST_GBPS = 1e6
 
 @dataclass(frozen=True)
 class Network:
-    """A kind of network, and its rate.
+    """A kind of network and its rate.
 
     Args:
         kind: one of `list_networks`.

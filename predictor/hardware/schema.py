@@ -30,22 +30,22 @@ PROVENANCE_ORDER: tuple[ProvenanceKind, ...] = (
 """Kinds of provenance, from the most to the least trustworthy."""
 
 MOST = 1e18
-"""Larger than any constant of a device, in any unit; products of a few still are numbers."""
+"""Bound above any constant of a device, in any unit; products of a few stay finite."""
 Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=2**31)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 SIGMA_OVER_MEAN = math.sqrt(math.pi / 2)
-"""Of a normal error: its standard deviation over its mean absolute value."""
+"""Standard deviation of a normal error over its mean absolute value."""
 
 
 def weakest(kinds: tuple[ProvenanceKind, ...]) -> ProvenanceKind:
-    """The weakest provenance among ``kinds``; ``measured`` if there are none."""
+    """Return the weakest provenance among ``kinds``; ``measured`` if there are none."""
     return max(kinds, key=PROVENANCE_ORDER.index, default="measured")
 
 
 class StrictModel(BaseModel):
-    """Immutable, and an unknown key is an error."""
+    """Immutable model that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,7 +71,7 @@ class KnownError(StrictModel):
 
 
 class Verdict(StrictModel):
-    """What the calibration of a profile is worth, judged by its own rows.
+    """Quality of a profile's calibration, judged by its own rows.
 
     Args:
         quality: ``quiet``: nothing stands against it; ``worse than the shipped one``: the profile
@@ -84,7 +84,7 @@ class Verdict(StrictModel):
 
 
 class Provenance(StrictModel):
-    """Where a group's constants come from, and how far they can be trusted.
+    """Source of a group's constants, and how far they can be trusted.
 
     Args:
         kind: ``published`` figures are fits of, or quotes from, a public source; ``derived`` ones
@@ -253,17 +253,17 @@ class Gemm(Group):
     outer_ns_per_element: NonNegative = 0.0
     """Time of an element of an outer product, where its bytes take less."""
     timing_floor_us: NonNegative = 0.0
-    """What the timing method of the fitted rows adds to each; used only to compare with them."""
+    """Time that the timing method adds to each fitted row; used only to compare with them."""
 
     def cores(self, data_type: str, *, batched: bool = False) -> TensorKernels | None:
-        """The tensor-core kernels of a data type; None where it has none of its own."""
-        found = {str(key): value for key, value in self.tensor_cores.items()}
+        """Return the tensor-core kernels of a data type; None if it has none of its own."""
+        kernels = {str(key): value for key, value in self.tensor_cores.items()}
         if batched:
-            found |= {str(key): value for key, value in self.tensor_batched.items()}
-        return found.get(data_type)
+            kernels |= {str(key): value for key, value in self.tensor_batched.items()}
+        return kernels.get(data_type)
 
     def floor_of(self, data_type: str) -> float:
-        """Time in us of the smallest product of a data type."""
+        """Return the time in us of the smallest product of a data type."""
         cores = self.cores(data_type)
         return self.floor_us if cores is None else cores.floor_us
 
@@ -294,7 +294,7 @@ class Elementwise(Group):
     """Time of an element that is added to a place given by index, where no rows are added
     (`indexing_backward_kernel_stride_1` of aten's Indexing.cu)."""
     foreach_us: NonNegative = 0.0
-    """What one block of a foreach kernel takes for its 65,536 elements, such as those of a dense
+    """Time of one block of a foreach kernel for its 65,536 elements, such as those of a dense
     optimizer, beyond the bytes of all: a model's few tensors are few blocks."""
     column_sum_us: NonNegative = 0.0
     """Shortest sum over the rows of a matrix; the next for each row: blocks walk down the rows."""
@@ -415,7 +415,7 @@ class CudaEmbedding(Group):
     """Time in which the host's threads find a row of a key-value table and copy it to pinned
     memory. Derived: a miss of the host's caches. Not validated, good to a factor of 5."""
     store_ssd_gb_s: Positive = 0.105
-    """At which its rows are read from SSD: TorchRec's ``SSD_MEM_BW``, 100 MiB/s
+    """Rate at which its rows are read from SSD: TorchRec's ``SSD_MEM_BW``, 100 MiB/s
     (planner/constants.py). Not validated, good to a factor of 5."""
     weight_gradient: NonNegative = 1.0
     """Time of the gradients of per-sample weights over that of a forward of the same bags."""
@@ -605,7 +605,7 @@ class Inter(LinkCurves):
     message_us: Positive | None = None
 
     def at(self, nic_gbit_s: float) -> Self:
-        """The same hosts with NICs of another line rate.
+        """Return the same hosts with NICs of another line rate.
 
         The time on the wire changes, at the share of the line rate that large messages reach. What
         bytes of small messages cost beyond that is latency of the protocol, and stays.
@@ -668,7 +668,7 @@ class HardwareProfile(StrictModel):
 
     @property
     def inline(self) -> bool:
-        """Whether the host thread does the work itself."""
+        """True if the host thread does the work itself."""
         return self.execution == "inline"
 
     @property
@@ -691,11 +691,13 @@ class HardwareProfile(StrictModel):
     @property
     def groups(self) -> dict[str, Group]:
         """Group name -> group; collectives as ``collectives.intra`` and ``collectives.inter``.
-        Of what was learned, the errors are those that are left."""
-        found: dict[str, Group] = {name: attrgetter(name)(self) for name in GROUP_NAMES}
+
+        Groups with learned factors carry the errors that remain after learning.
+        """
+        groups: dict[str, Group] = {name: attrgetter(name)(self) for name in GROUP_NAMES}
         if self.learned is not None:
-            found |= {n: _after(self.learned, n, found[n]) for n in self.learned.errors}
-        return found
+            groups |= {n: _after(self.learned, n, groups[n]) for n in self.learned.errors}
+        return groups
 
     @property
     def origins(self) -> dict[str, str]:
@@ -703,31 +705,31 @@ class HardwareProfile(StrictModel):
         return self._origins or dict.fromkeys(GROUP_NAMES, self.name)
 
     def with_origins(self, origins: Mapping[str, str]) -> Self:
-        """The same profile with the file or profile that each group comes from."""
+        """Return the profile with the file or profile that each group comes from."""
         copy = self.model_copy()
         copy._origins = dict(origins)
         return copy
 
     def with_nic(self, nic_gbit_s: float) -> Self:
-        """The same device in hosts whose NICs have another line rate, per rank."""
+        """Return the same device in hosts whose NICs have another line rate, per rank."""
         inter = self.collectives.inter.at(nic_gbit_s)
         links = self.collectives.model_copy(update={"inter": inter})
         return self.model_copy(update={"collectives": links})
 
     def group_kind(self, group: str) -> ProvenanceKind:
-        """Provenance kind of one group of `groups`."""
+        """Return the provenance kind of one group of `groups`."""
         return self.groups[group].provenance.kind
 
 
 def _after(learned: Learned, name: str, group: Group) -> Group:
-    """A group as it is known after learning."""
-    left, steps = learned.errors[name], learned.steps
+    """Return the group with provenance and error after learning."""
+    remaining, steps = learned.errors[name], learned.steps
     error = KnownError(
         suite="shardopt learn",
         rows=f"kernels of {learned.model} that were not told apart",
         n=steps,
-        mean=left.own / SIGMA_OVER_MEAN,
-        geomean=left.own / SIGMA_OVER_MEAN,
+        mean=remaining.own / SIGMA_OVER_MEAN,
+        geomean=remaining.own / SIGMA_OVER_MEAN,
     )
     provenance = Provenance(
         kind="learned",
@@ -738,4 +740,4 @@ def _after(learned: Learned, name: str, group: Group) -> Group:
         range=group.provenance.range,
         error=error,
     )
-    return group.model_copy(update={"provenance": provenance, "rel_error": left.shared})
+    return group.model_copy(update={"provenance": provenance, "rel_error": remaining.shared})

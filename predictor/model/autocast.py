@@ -40,7 +40,7 @@ FLOATS = (HALF, "fp16", "fp32")
 
 
 def is_half(program: DenseProgram) -> bool:
-    """Whether a program was captured under autocast: products of it are in half precision."""
+    """Return True for a program captured under autocast: its products are in half precision."""
     return any(
         isinstance(event, OpCall) and _in_half(event) and event.outputs[0].item_bytes == 2
         for event in program.forward
@@ -60,13 +60,13 @@ def _in_half(call: OpCall) -> bool:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A tensor in another type: where it lies, and the stride of each stride of the original."""
+    """Copy of a tensor in another type, with its stride for each stride of the original."""
 
     like: Operand
     strides: dict[int, int]
 
     def seen_as(self, operand: Operand) -> Operand | None:
-        """The copy of a view of the original; None where the copy does not show it."""
+        """Return the copy's view that matches a view of the original; None if there is none."""
         sides = list(zip(operand.shape, operand.strides, strict=True))
         if operand.elements != math.prod(self.like.shape) or any(
             n > 1 and stride not in self.strides for n, stride in sides
@@ -77,7 +77,7 @@ class _Copy:
 
 
 class _Autocast:
-    """Writes the program anew, event by event."""
+    """Writer of a program under autocast, event by event."""
 
     def __init__(self, program: DenseProgram) -> None:
         self.program = program
@@ -102,10 +102,10 @@ class _Autocast:
         tensor, a product with this storage, is cast back."""
         self.events: list[Event] = []
         self.reuses = False
-        """The backward reads the copies that the forward made."""
+        """True while the backward reads the copies that the forward made."""
 
     def run(self) -> DenseProgram:
-        """The whole program."""
+        """Return the whole program."""
         parts: list[list[Event]] = []
         for events, write in (
             (self.program.forward, self._forward),
@@ -127,8 +127,8 @@ class _Autocast:
         ends = {s for part in parts for e in part if isinstance(e, OpCall) for s in e.freed}
         copied &= ends
         parts = [[_without(event, copied) for event in part] for part in parts]
-        kept = [operand for operand in self.given if operand.storage not in copied]
-        forward, backward, optimizer = free_after_last_use(parts, kept)
+        resident = [operand for operand in self.given if operand.storage not in copied]
+        forward, backward, optimizer = free_after_last_use(parts, resident)
         return replace(self.program, forward=forward, backward=backward, optimizer=optimizer)
 
     # --- events ---------------------------------------------------------------------------------
@@ -147,13 +147,13 @@ class _Autocast:
             self._add(call, inputs, "fp32" if call.name == "sum" else wide)
 
     def _product(self, call: OpCall, inputs: Sequence[Operand]) -> None:
-        """An op in half precision; what else it gives back, such as sums of exponentials, stays."""
+        """Add an op in half precision; outputs beside the first, e.g. log-sum-exp, stay."""
         halves = [self._as(HALF, o) for o in inputs]
         self.cast.update(b.storage for a, b in zip(inputs, halves, strict=True) if a is not b)
         if call.name in PRODUCTS:
-            left, right = (half.storage for half in halves[-2:])
-            self.partners |= {left} if right in self.cast else set()
-            self.partners |= {right} if left in self.cast else set()
+            first, second = (half.storage for half in halves[-2:])
+            self.partners |= {first} if second in self.cast else set()
+            self.partners |= {second} if first in self.cast else set()
         self.kept.update(o.storage for o in call.outputs[1:])
         self._add(call, halves, HALF)
 
@@ -168,9 +168,9 @@ class _Autocast:
             wide = {o.storage for o in call.outputs[: count or 1]} if back else set()
             self._add(call, halves, HALF, wide | self.stepped)
             return
-        kept = _widest([o for o in inputs if o.storage in self.saved])
-        if call.moves and kept and not call.mutates:
-            inputs = [self._as(kept, o) for o in inputs]
+        saved_type = _widest([o for o in inputs if o.storage in self.saved])
+        if call.moves and saved_type and not call.mutates:
+            inputs = [self._as(saved_type, o) for o in inputs]
         self._add(call, inputs, _widest(inputs), self.stepped)
 
     def _add(
@@ -180,16 +180,16 @@ class _Autocast:
         data_type: str,
         wide: Set[int] = frozenset(),
     ) -> None:
-        """The call with outputs of a type.
+        """Add the call with outputs of a type.
 
         Args:
             wide: storages whose outputs in half precision are cast back.
         """
-        known = {o.storage for o in inputs}
+        input_storages = {o.storage for o in inputs}
         outputs, casts = [], []
         for out in call.outputs:
             halved = data_type == HALF and out.data_type == "fp32" and out.storage not in self.kept
-            if out.storage in known or not halved:
+            if out.storage in input_storages or not halved:
                 outputs.append(self._now(out))
             elif out.storage in wide:
                 outputs.append(replace(_half(out), storage=self._new()))
@@ -197,7 +197,7 @@ class _Autocast:
             else:
                 self.types[out.storage] = HALF
                 outputs.append(_half(out))
-        # what is cast is read before it is given back
+        # a cast reads its input before the input is freed
         freed = () if casts else call.freed
         self.events.append(replace(call, inputs=tuple(inputs), outputs=tuple(outputs), freed=freed))
         self.events += casts
@@ -205,8 +205,10 @@ class _Autocast:
             self.events[-1] = replace(casts[-1], freed=call.freed)
 
     def _adds_bias(self, call: OpCall, inputs: Sequence[Operand]) -> bool:
-        """Whether a call is the sum of a linear layer whose input has more than two axes: the layer
-        runs in half precision as a whole, its bias too."""
+        """Return True for the bias sum of a linear layer whose input has more than two axes.
+
+        Autocast runs such a layer in half precision as a whole, its bias too.
+        """
         if call.name not in ("add", "add_") or len(inputs) != 2:
             return False
         product, bias = inputs
@@ -220,12 +222,12 @@ class _Autocast:
         return self.last
 
     def _now(self, operand: Operand) -> Operand:
-        """A captured operand in the type that its memory has by now."""
+        """Return a captured operand in the type that its memory has at this point."""
         is_halved = self.types.get(operand.storage) == HALF and operand.data_type == "fp32"
         return _half(operand) if is_halved else operand
 
     def _as(self, data_type: str, operand: Operand) -> Operand:
-        """An operand in a type, cast where it is a number of another that may be cast."""
+        """Return the operand in a type; cast a float of another type where that is allowed."""
         if operand.data_type not in FLOATS or operand.data_type == data_type:
             return operand
         if operand.storage in self.kept:
@@ -234,13 +236,13 @@ class _Autocast:
         whole = parameter if parameter and parameter.elements == operand.elements else operand
         key = whole.storage, whole.offset, data_type
         copy = self.copies.get(key) if whole is parameter or self.reuses else None
-        found = copy.seen_as(operand) if copy else None
-        if found is None:
+        view = copy.seen_as(operand) if copy else None
+        if view is None:
             copy = _copy(whole, data_type, self._new())
             self.events.append(OpCall("_to_copy", (whole,), (copy.like,)))
             self.copies[key] = copy
-            found = copy.seen_as(operand) or copy.like
-        return found
+            view = copy.seen_as(operand) or copy.like
+        return view
 
 
 def _half(operand: Operand) -> Operand:
@@ -249,14 +251,14 @@ def _half(operand: Operand) -> Operand:
 
 
 def _widest(operands: Iterable[Operand]) -> str:
-    """The type of a result: the widest of tensors, single elements apart; empty for none."""
+    """Return the widest float type; scalars count only without tensors; empty for no floats."""
     floats = [o for o in operands if o.data_type in FLOATS]
     several = [o for o in floats if o.shape] or floats
     return max((o.data_type for o in several), key=FLOATS.index, default="")
 
 
 def _copy(operand: Operand, data_type: str, storage: int) -> _Copy:
-    """A copy whose axes lie in the order of the original's, without gaps."""
+    """Return a copy without gaps, whose axes keep the order of the original's."""
     axes = sorted(
         {
             stride: n for n, stride in zip(operand.shape, operand.strides, strict=True) if n > 1
@@ -274,7 +276,7 @@ def _copy(operand: Operand, data_type: str, storage: int) -> _Copy:
 
 
 def _without(event: Event, storages: set[int]) -> Event:
-    """The event, after which these storages stay."""
+    """Return the event without freeing these storages."""
     if not isinstance(event, OpCall) or not storages.intersection(event.freed):
         return event
     return replace(event, freed=tuple(s for s in event.freed if s not in storages))

@@ -1,4 +1,4 @@
-"""How the ids of a feature spread over the rows of its table.
+"""Distributions of a feature's ids over the rows of its table.
 
 Every distribution is reduced to `Bins`: groups of rows with the same draw probability, hottest
 first. Distinct rows and cache hits of a batch follow from the bins in closed form, so no ids are
@@ -20,7 +20,7 @@ from predictor.errors import InputError
 Array = NDArray[np.float64]
 
 EXACT_RANKS = 256
-"""The hottest rows, where a skewed distribution bends most, get a bin each."""
+"""Number of hottest rows with a bin each, as a skewed distribution bends most there."""
 BINS_PER_DECADE = 12
 RANGE_TOLERANCE = 0.05
 """Relative difference allowed between the rows of the id ranges and those of the table."""
@@ -28,7 +28,7 @@ RANGE_TOLERANCE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """``counts[i]`` rows are drawn with probability ``probs[i]`` each, hottest first.
+    """Bins of rows: ``counts[i]`` rows are drawn with probability ``probs[i]`` each, hottest first.
 
     The probabilities of a whole table sum to one; those of a row range to its share of the draws.
     """
@@ -46,19 +46,19 @@ class Bins:
         return float(self.counts @ self.probs)
 
     def unique(self, draws: float) -> float:
-        """Expected distinct rows among ``draws`` draws over the whole table.
+        """Return the expected distinct rows among ``draws`` draws over the whole table.
 
         ``E[U] = sum_i 1 - (1 - p_i)^n``; exact for independent draws.
         """
         return float(self.counts @ self._seen(draws)) if draws > 0 else 0.0
 
     def _seen(self, draws: float) -> Array:
-        """Probability of each row to be among ``draws`` draws."""
+        """Return the probability of each row to be among ``draws`` draws."""
         with np.errstate(divide="ignore"):
             return np.asarray(-np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0))))
 
     def once(self, draws: float, distinct: float) -> Bins:
-        """The rows with the probabilities that they have among the distinct ids of many samples.
+        """Return the rows with their probabilities among the distinct ids of many samples.
 
         Args:
             draws: of each sample, over the whole table.
@@ -67,7 +67,7 @@ class Bins:
         return Bins(self.counts, self._seen(draws) / distinct)
 
     def hit_rate(self, cache_rows: float) -> float:
-        """Steady-state hit rate of an LRU cache of ``cache_rows`` rows, in [0, 1].
+        """Return the steady-state hit rate of an LRU cache of ``cache_rows`` rows, in [0, 1].
 
         Che's approximation (Che, Tung, Wang 2002): the characteristic time T solves
         ``sum_i 1 - exp(-p_i T) = C``; row i then hits with probability ``1 - exp(-p_i T)``.
@@ -82,12 +82,11 @@ class Bins:
     def characteristic_time(
         self, cache_rows: float, most: float = 1e300, tolerance: float = 1e-12
     ) -> float:
-        """Draws over the whole table after which an LRU cache of ``cache_rows`` rows evicts a row
-        that was not drawn again (Che, Tung, Wang 2002), or ``most`` if that is shorter. The cache
-        must not hold all rows.
+        """Return the draws after which an LRU cache evicts a row not drawn again, at most ``most``.
 
-        Newton's method from below: the rows in the cache are a concave function of time, so that no
-        step goes too far.
+        Draws count over the whole table (Che, Tung, Wang 2002); the cache holds ``cache_rows``
+        rows, fewer than the table has. Newton's method from below never overshoots, as the rows in
+        the cache are a concave function of time.
         """
         time = cache_rows / self.mass if self.mass > 0 else most
         while time < most:
@@ -101,28 +100,27 @@ class Bins:
         return most
 
     def resident(self, time: Array) -> Array:
-        """Rows that an LRU cache with a characteristic time in draws holds, shaped as ``time``."""
+        """Return the rows in an LRU cache for each characteristic time, in draws."""
         return np.asarray(-np.expm1(-np.multiply.outer(time, self.probs)) @ self.counts)
 
     def missed(self, time: Array) -> Array:
-        """Share of all draws that fall on these rows and miss such a cache, shaped as ``time``."""
+        """Return the share of all draws that miss such a cache on these rows, for each time."""
         absent = np.exp(-np.multiply.outer(time, self.probs))
         return np.asarray(absent @ (self.counts * self.probs))
 
     def batch_hits(self, draws: float, cache_rows: float) -> float:
-        """Expected hits in a cache that starts empty and sees ``draws`` draws over the table.
+        """Return the expected hits of ``draws`` draws over the table in an empty cache.
 
-        The first touch of a distinct row always misses; the repeats hit as far as the steady
-        state of the cache allows.
+        The first touch of a distinct row always misses; repeats hit at the steady-state rate.
         """
         local = draws * self.mass
         return max(0.0, min(local - self.unique(draws), local * self.hit_rate(cache_rows)))
 
     def batch_misses(self, draws: float, cache_rows: float) -> float:
-        """Expected misses in a cache that starts empty and sees ``draws`` draws over the table.
+        """Return the expected misses of ``draws`` draws over the table in an empty cache.
 
-        Least recently used rows leave. Until the cache is full every new row misses, from then on
-        as in the steady state (Che's approximation, as `hit_rate`).
+        The cache is LRU. Every new row misses until it is full; then misses are those of the
+        steady state (Che's approximation, as `hit_rate`).
         """
         if cache_rows >= self.rows:
             return self.unique(draws)
@@ -132,22 +130,22 @@ class Bins:
         return max(self.unique(draws), min(draws * self.mass, misses))
 
     def slice(self, first: float, last: float) -> Bins:
-        """Rows ``first..last`` by popularity rank (0 is the hottest); bins are cut where needed."""
+        """Return rows ``first..last`` by popularity rank, 0 the hottest; cut bins at the ends."""
         edges = np.concatenate(([0.0], np.cumsum(self.counts)))
         counts = np.clip(edges[1:], first, last) - np.clip(edges[:-1], first, last)
         keep = counts > 0
         return Bins(counts[keep], self.probs[keep])
 
     def scaled(self, share: float) -> Bins:
-        """A random ``share`` of the rows, in [0, 1], as a row range of shuffled ids holds."""
+        """Return a random ``share`` of the rows, in [0, 1], as a range of shuffled ids holds."""
         return Bins(self.counts * share, self.probs)
 
 
 def mix_features(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
-    """The rows of one table that several features read; the k-th hottest row is the same for all.
+    """Mix the bins of features that read one table; all have the same k-th hottest row.
 
     Args:
-        parts: of features with equal numbers of rows.
+        parts: bins of the features, over equal numbers of rows.
         draws: of each feature, >= 0, not all 0.
     """
     ends = [np.cumsum(part.counts) for part in parts]
@@ -162,10 +160,10 @@ def mix_features(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
 
 
 def join_tables(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
-    """The rows of several tables as one; each table gets its share of the draws. Not sorted.
+    """Join the rows of several tables, unsorted; each table gets its share of the draws.
 
     Args:
-        parts: at least one.
+        parts: bins of the tables, at least one.
         draws: of each table, >= 0, not all 0.
     """
     share = np.asarray(draws, dtype=np.float64) / sum(draws)
@@ -183,7 +181,7 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every row is equally likely."""
+    """Uniform distribution: every row is equally likely."""
 
     def bins(self, num_embeddings: int) -> Bins:
         return Bins(np.array([float(num_embeddings)]), np.array([1.0 / num_embeddings]))
@@ -191,7 +189,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Zipf:
-    """The k-th most frequent id has probability proportional to ``(k + q)^-alpha``, k = 1, 2, ...
+    """Zipf distribution: the k-th most frequent id, k >= 1, has weight ``(k + q)^-alpha``.
 
     Args:
         alpha: skew, >= 0; 0 is uniform.
@@ -208,7 +206,7 @@ class Zipf:
             )
 
     def bins(self, num_embeddings: int) -> Bins:
-        """Exact bins for the hottest rows, logarithmic ones for the tail."""
+        """Return exact bins for the hottest rows, logarithmic ones for the tail."""
         return _zipf_bins(self.alpha, self.q, num_embeddings)
 
 
@@ -240,7 +238,7 @@ def _power_integral(alpha: float, edges: Array) -> Array:
 
 @dataclass(frozen=True)
 class ReuseHistogram:
-    """How often the distinct ids of a sample repeat (the reuse factors of Lin et al. 2024).
+    """Repeat counts of the distinct ids of a sample (the reuse factors of Lin et al. 2024).
 
     Args:
         lookups: ids in the sample, > 0.
@@ -252,7 +250,7 @@ class ReuseHistogram:
     fractions: tuple[float, ...]
 
     def bins(self, num_embeddings: int) -> Bins:
-        """One bin per repeat class; the mass of the ids seen once spreads over the unseen rows.
+        """Return a bin per repeat class; the mass of ids seen once spreads over the unseen rows.
 
         That ids seen once estimate the unseen mass is Good and Turing's rule (Good 1953).
         """
@@ -294,7 +292,7 @@ class Empirical:
             raise InputError("an empirical distribution needs counts > 0 and weights >= 0")
 
     def bins(self, num_embeddings: int) -> Bins:
-        """The measured bins; rows never seen are added to or cut from the cold end."""
+        """Return the measured bins; add unseen rows at the cold end, or cut rows there."""
         order = np.argsort(-np.asarray(self.weights), kind="stable")
         counts = np.asarray(self.counts, dtype=np.float64)[order]
         weights = np.asarray(self.weights, dtype=np.float64)[order]
@@ -342,10 +340,10 @@ class EmpiricalByRange:
         return self.whole.bins(num_embeddings)
 
     def between(self, first: int, last: int, num_embeddings: int) -> Bins | None:
-        """Rows with ids ``first`` to ``last`` (exclusive) of a table; within an id range the rows
-        of a bin are spread evenly.
+        """Return the rows with ids ``first`` to ``last`` (exclusive) of a table.
 
-        None where the table has fewer rows than the measured one, because its ids differ.
+        Within an id range the rows of a bin spread evenly. None if the table has fewer rows than
+        the measured one, because its ids differ.
         """
         if num_embeddings < self.table_rows:
             return None
@@ -361,12 +359,12 @@ class EmpiricalByRange:
 
     @cached_property
     def _edges(self) -> Array:
-        """Rows of each bin below the start of each id range, ``[bins, ranges + 1]``."""
+        """Return the rows of each bin below the start of each id range, ``[bins, ranges + 1]``."""
         start = np.zeros((len(self.range_rows), 1))
         return np.concatenate((start, np.cumsum(self.range_rows, axis=1)), axis=1)
 
     def _below(self, row: int) -> Array:
-        """Rows of each bin whose id is smaller than ``row``."""
+        """Return the rows of each bin whose id is smaller than ``row``."""
         row = min(row, self.table_rows)
         at = min(row // self.range_width, self.range_rows.shape[1] - 1)
         first = at * self.range_width

@@ -31,10 +31,10 @@ ITEM_BYTES = DATA_TYPE_BYTES | {"int64": 8}
 
 
 class OpWriter:
-    """Appends ops to `events`; an op's method gives its output.
+    """Writer of ops to `events`; an op's method returns its output.
 
     Args:
-        data_type: of products; parameters are fp32, and cast once where products are not.
+        data_type: type of products; fp32 parameters are cast once where products are not.
     """
 
     def __init__(self, data_type: str) -> None:
@@ -45,7 +45,7 @@ class OpWriter:
         self.gradients: list[Operand] = []
 
     def tensor(self, shape: Sequence[int], data_type: str = "fp32") -> Operand:
-        """A new contiguous one."""
+        """Return a new contiguous tensor."""
         item = ITEM_BYTES[data_type]
         self.storages += 1
         strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
@@ -125,7 +125,7 @@ class OpWriter:
     def optimizer_step(self, kind: str) -> list[Operand]:
         """Write one step of torch.optim's foreach form; return the states."""
         p, g = self.parameters, self.gradients
-        states = [[self.like(of) for of in p] for _ in range(DENSE_STATES[kind])]
+        states = [[self.like(operand) for operand in p] for _ in range(DENSE_STATES[kind])]
         if kind == "sgd":
             self.each("_foreach_add_", p, g)
         elif kind == "adagrad":
@@ -142,11 +142,11 @@ class OpWriter:
             self.each("_foreach_div_", root)
             self.each("_foreach_add_", root)
             self.each("_foreach_addcdiv_", p, first, root)
-        return [state for of in states for state in of]
+        return [state for same_kind in states for state in same_kind]
 
     def each(self, name: str, *lists: Sequence[Operand]) -> None:
         """Write a foreach op that is in place on the first list."""
-        inputs = tuple(operand for of in lists for operand in of)
+        inputs = tuple(operand for operands in lists for operand in operands)
         if inputs:
             self.events.append(OpCall(name, inputs, tuple(lists[0]), mutates=True))
 
@@ -206,7 +206,7 @@ class _Dlrm(OpWriter):
         )
 
     def _wired(self) -> Callable[[], None]:
-        """Bottom MLP, lookups, interaction, top MLP, loss."""
+        """Write bottom MLP, lookups, interaction, top MLP and loss."""
         features = self.tensor((self.batch, self.dense.in_features))
         self.inputs.append(features)
         bottom, bottom_back = self._mlp(features, self.dense.bottom_mlp)
@@ -227,7 +227,7 @@ class _Dlrm(OpWriter):
         return backward
 
     def _loose(self) -> Callable[[], None]:
-        """Layers of unknown wiring run one after the other behind the lookups."""
+        """Write layers of unknown wiring one after the other, behind the lookups."""
         embeddings, lookups_back = self._lookups()
         joined, concat_back = self._concat(embeddings)
         backs = []
@@ -254,7 +254,7 @@ class _Dlrm(OpWriter):
     def _mlp(
         self, x: Operand, layers: Sequence[int], *, is_top: bool = False
     ) -> tuple[Operand, Backward]:
-        """Linear layers with what follows each; the input batch needs no gradient."""
+        """Write linear layers with their activations; the input batch needs no gradient."""
         swish = is_top and self.dense.activation != "relu"
         backs: list[Backward] = []
         for i, out in enumerate(layers):
@@ -268,7 +268,7 @@ class _Dlrm(OpWriter):
     def _linear(
         self, x: Operand, out: int, *, input_gradient: bool, bias: bool = True
     ) -> tuple[Operand, Backward]:
-        given_type, x = x.data_type, self.cast(x, self.type)
+        input_type, x = x.data_type, self.cast(x, self.type)
         weight, take_weight = self.parameter(out, x.shape[-1])
         y = self.tensor((self.batch, out), self.type)
         if bias:
@@ -278,15 +278,15 @@ class _Dlrm(OpWriter):
             self.op("mm", [x, self.t(weight)], y)
 
         def backward(grad: Operand) -> Operand:
-            found = grad
+            x_grad = grad
             if input_gradient:
-                found = self.op("mm", [grad, self.t(self.t(weight))], self.like(x))
-            of_weight = self.op("mm", [self.t(grad), x], self.like(weight))
+                x_grad = self.op("mm", [grad, self.t(self.t(weight))], self.like(x))
+            weight_grad = self.op("mm", [self.t(grad), x], self.like(weight))
             if bias:
                 total = self.op("sum", [grad], self.tensor((1, out), self.type))
                 take_bias(self.view("view", total, shape=(out,), strides=(1,)))
-            take_weight(self.t(self.t(of_weight)))
-            return self.cast(found, given_type) if input_gradient else found
+            take_weight(self.t(self.t(weight_grad)))
+            return self.cast(x_grad, input_type) if input_gradient else x_grad
 
         return y, backward
 
@@ -295,7 +295,7 @@ class _Dlrm(OpWriter):
         return y, lambda grad: self.op("threshold_backward", [grad, y], self.like(y))
 
     def _swish_layer_norm(self, x: Operand) -> tuple[Operand, Backward]:
-        """TorchRec's ``x * sigmoid(layer_norm(x))`` (modules/activation.py)."""
+        """Write TorchRec's ``x * sigmoid(layer_norm(x))`` (modules/activation.py)."""
         width = x.shape[-1]
         scale, take_scale = self.parameter(width)
         shift, take_shift = self.parameter(width)
@@ -304,23 +304,23 @@ class _Dlrm(OpWriter):
         y = self.op("mul", [x, gate], self.like(x))
 
         def backward(grad: Operand) -> Operand:
-            of_gate = self.op("mul", [grad, x], self.like(x))
-            of_x = self.op("mul", [grad, gate], self.like(x))
-            of_normal = self.op("sigmoid_backward", [of_gate, gate], self.like(x))
-            found, of_scale, of_shift = self.like(x), self.like(scale), self.like(shift)
+            gate_grad = self.op("mul", [grad, x], self.like(x))
+            direct_x_grad = self.op("mul", [grad, gate], self.like(x))
+            normal_grad = self.op("sigmoid_backward", [gate_grad, gate], self.like(x))
+            normal_x_grad, scale_grad, shift_grad = self.like(x), self.like(scale), self.like(shift)
             name = "native_layer_norm_backward"
-            inputs = (of_normal, x, scale, shift)
-            self.events.append(OpCall(name, inputs, (found, of_scale, of_shift)))
-            take_scale(of_scale)
-            take_shift(of_shift)
-            return self.op("add", [of_x, found], self.like(x))
+            inputs = (normal_grad, x, scale, shift)
+            self.events.append(OpCall(name, inputs, (normal_x_grad, scale_grad, shift_grad)))
+            take_scale(scale_grad)
+            take_shift(shift_grad)
+            return self.op("add", [direct_x_grad, normal_x_grad], self.like(x))
 
         return y, backward
 
     def _concat(
         self, vectors: Sequence[Operand]
     ) -> tuple[Operand, Callable[[Operand], list[Operand]]]:
-        """All side by side; gradients are columns of the whole."""
+        """Concatenate the vectors; their gradients are columns of the whole."""
         widths = [vector.shape[-1] for vector in vectors]
         whole = self.tensor((self.batch, sum(widths)), vectors[0].data_type if vectors else "fp32")
         if len(vectors) > 1:
@@ -331,13 +331,13 @@ class _Dlrm(OpWriter):
         return whole, lambda grad: self.side_by_side(grad, widths)
 
     def _dot(
-        self, bottom: Operand, found: Sequence[Operand]
+        self, bottom: Operand, embeddings: Sequence[Operand]
     ) -> tuple[Operand, Callable[[Operand], list[Operand]]]:
-        """Bottom output, and the dots of all pairs of it and the pooled outputs."""
-        batch, count, dim = self.batch, 1 + len(found), bottom.shape[-1]
+        """Join the bottom output with the dot products of all pairs of feature vectors."""
+        batch, count, dim = self.batch, 1 + len(embeddings), bottom.shape[-1]
         pair_count = count * (count - 1) // 2
         shape = (batch, count, dim)
-        stacked = self.op("stack", [bottom, *found], self.tensor(shape, self.type))
+        stacked = self.op("stack", [bottom, *embeddings], self.tensor(shape, self.type))
         square = self.tensor((batch, count, count), self.type)
         self.op("bmm", [stacked, self.t(stacked)], square)
         picked, picked_back = self._pairs(square, pair_count)
@@ -349,32 +349,32 @@ class _Dlrm(OpWriter):
         whole, concat_back = self._concat(joined)
 
         def backward(grad: Operand) -> list[Operand]:
-            of_bottom, of_pairs, *_ = concat_back(grad)
-            of_square = picked_back(of_pairs)
-            right = self.tensor((batch, dim, count), self.type)
-            self.op("bmm", [self.t(stacked), of_square], right)
-            left = self.op("bmm", [of_square, stacked], self.like(stacked))
-            both = self.op("add", [left, self.t(right)], self.like(stacked))
+            bottom_grad, pairs_grad, *_ = concat_back(grad)
+            square_grad = picked_back(pairs_grad)
+            right_grad = self.tensor((batch, dim, count), self.type)
+            self.op("bmm", [self.t(stacked), square_grad], right_grad)
+            left_grad = self.op("bmm", [square_grad, stacked], self.like(stacked))
+            both = self.op("add", [left_grad, self.t(right_grad)], self.like(stacked))
             rows = [self.row(both, at) for at in range(count)]
-            rows[0] = self.op("add", [of_bottom, rows[0]], self.like(bottom))
+            rows[0] = self.op("add", [bottom_grad, rows[0]], self.like(bottom))
             return rows
 
         return whole, backward
 
     def _pairs(self, square: Operand, count: int) -> tuple[Operand, Backward]:
-        """What goes on of all products, and the gradient of these."""
+        """Select the products that the top MLP reads; return them and their backward."""
         batch, how = self.batch, self.dense.pairs
         flat = (batch, math.prod(square.shape[1:]))
         if how == "all":
-            found = self.view("view", square, shape=flat, strides=(flat[1], 1))
-            return found, lambda grad: self.op("clone", [grad], self.like(square))
+            products = self.view("view", square, shape=flat, strides=(flat[1], 1))
+            return products, lambda grad: self.op("clone", [grad], self.like(square))
         pairs = self.tensor((batch, count), self.type)
         if how == "gather":
             index = self.tensor((1, count), "int64")
             self.inputs.append(index)
             index = replace(index, shape=(batch, count), strides=(0, 1))
-            given = self.view("view", square, shape=flat, strides=(flat[1], 1))
-            self.op("gather", [given, index], pairs)
+            flat_products = self.view("view", square, shape=flat, strides=(flat[1], 1))
+            self.op("gather", [flat_products, index], pairs)
         else:
             index = self.tensor((2, count), "int64")
             self.inputs.append(index)
@@ -390,13 +390,15 @@ class _Dlrm(OpWriter):
         return pairs, backward
 
     def _cross(self, first: Operand) -> tuple[Operand, Backward]:
-        """Layers ``x0 * (U (V x) + b) + x``; none where the interaction is another. The bias is a
-        parameter in fp32, which autocast leaves alone."""
+        """Write the layers ``x0 * (U (V x) + b) + x`` of DCN v2; none for other interactions.
+
+        The bias is a parameter in fp32, which autocast leaves alone.
+        """
         kind = self.dense.interaction
         x, layers = first, []
         for _ in range(kind.layers if isinstance(kind, DcnV2) else 0):
             assert isinstance(kind, DcnV2)
-            given = x
+            layer_input = x
             low, down_back = self._linear(x, kind.low_rank_dim, input_gradient=True, bias=False)
             width = first.shape[-1]
             high, up_back = self._linear(low, width, input_gradient=True, bias=False)
@@ -404,35 +406,37 @@ class _Dlrm(OpWriter):
             self.parameters.append(bias)
             biased = self._join("add", high, bias)
             x = self._join("add", self._join("mul", first, biased), x)
-            layers.append((given, high, biased, down_back, up_back))
+            layers.append((layer_input, high, biased, down_back, up_back))
 
         def backward(grad: Operand) -> Operand:
             total: Operand | None = None
-            for given, high, biased, down_back, up_back in reversed(layers):
-                of_biased = self._join("mul", grad, first)
-                of_first = self.cast(self._join("mul", grad, biased), first.data_type)
-                of_bias = self.op("sum", [of_biased], self.tensor((1, first.shape[-1])))
+            for layer_input, high, biased, down_back, up_back in reversed(layers):
+                biased_grad = self._join("mul", grad, first)
+                first_grad = self.cast(self._join("mul", grad, biased), first.data_type)
+                bias_grad = self.op("sum", [biased_grad], self.tensor((1, first.shape[-1])))
                 self.gradients.append(
-                    self.view("view", of_bias, shape=(first.shape[-1],), strides=(1,))
+                    self.view("view", bias_grad, shape=(first.shape[-1],), strides=(1,))
                 )
                 self.events.append(Gradient(first.shape[-1]))
-                below = down_back(up_back(self.cast(of_biased, high.data_type)))
-                grad = self.op("add", [self.cast(grad, given.data_type), below], self.like(below))
-                total = self._sum(total, of_first)
+                below = down_back(up_back(self.cast(biased_grad, high.data_type)))
+                grad = self.op(
+                    "add", [self.cast(grad, layer_input.data_type), below], self.like(below)
+                )
+                total = self._sum(total, first_grad)
             return self._sum(total, grad)
 
         return x, backward
 
     def _join(self, name: str, a: Operand, b: Operand) -> Operand:
-        """A pointwise op of two operands, the second perhaps broadcast, in the wider type."""
+        """Write a pointwise op of two operands in the wider type; the second may be broadcast."""
         same = a.data_type == b.data_type
         return self.op(name, [a, b], self.tensor(a.shape, a.data_type if same else "fp32"))
 
-    def _sum(self, known: Operand | None, more: Operand) -> Operand:
-        return more if known is None else self.op("add", [known, more], self.like(more))
+    def _sum(self, total: Operand | None, more: Operand) -> Operand:
+        return more if total is None else self.op("add", [total, more], self.like(more))
 
     def _loss(self, logits: Operand) -> Callable[[], Operand]:
-        """Mean binary cross-entropy; the derivative is that of derivatives.yaml."""
+        """Write the mean binary cross-entropy; its backward follows PyTorch's derivatives.yaml."""
         logits = self.cast(logits, "fp32")
         labels = self.like(logits)
         self.inputs.append(labels)
@@ -452,40 +456,42 @@ class _Dlrm(OpWriter):
     # --- embeddings -----------------------------------------------------------------------------
 
     def _lookups(self) -> tuple[list[Operand], Callable[[Sequence[Operand]], None]]:
-        """One `[batch, width]` tensor a feature, and what takes their gradients."""
+        """Return one `[batch, width]` tensor per feature, and the backward of all."""
         tables = {
             m: [t for t in self.workload.tables if t.module == m] for m in self.workload.modules
         }
-        given = {module: self._outputs(of) for module, of in tables.items()}
-        self.events += [Lookup(module, outputs) for module, outputs in given.items()]
-        found: list[Operand] = []
-        for module, of in tables.items():
-            if _unpooled(of):
-                sums = ((values, (self.batch, values.shape[-1])) for values in given[module])
-                found += [self.op("segment_reduce", [v], self.tensor(shape)) for v, shape in sums]
+        outputs_of = {
+            module: self._outputs(module_tables) for module, module_tables in tables.items()
+        }
+        self.events += [Lookup(module, outputs) for module, outputs in outputs_of.items()]
+        pooled: list[Operand] = []
+        for module, module_tables in tables.items():
+            if _unpooled(module_tables):
+                sums = ((values, (self.batch, values.shape[-1])) for values in outputs_of[module])
+                pooled += [self.op("segment_reduce", [v], self.tensor(shape)) for v, shape in sums]
             else:
-                widths = [table.embedding_dim for table in of for _ in table.features]
-                found += self._split(self.cast(given[module][0], self.type), widths)
+                widths = [table.embedding_dim for table in module_tables for _ in table.features]
+                pooled += self._split(self.cast(outputs_of[module][0], self.type), widths)
         self.inputs += self.copy(self.batch * self.dense.copies[0])
 
         def backward(grads: Sequence[Operand]) -> None:
             self.inputs += self.copy(self.batch * self.dense.copies[1])
-            left = list(grads)
-            for module, of in reversed(tables.items()):
-                count = sum(len(table.features) for table in of)
-                left, mine = left[: len(left) - count], left[len(left) - count :]
-                outputs = given[module]
-                if _unpooled(of):
+            remaining = list(grads)
+            for module, module_tables in reversed(tables.items()):
+                start = len(remaining) - sum(len(table.features) for table in module_tables)
+                remaining, mine = remaining[:start], remaining[start:]
+                outputs = outputs_of[module]
+                if _unpooled(module_tables):
                     name, pairs = "_segment_reduce_backward", zip(mine, outputs, strict=True)
                     returned = [self.op(name, [grad], self.like(values)) for grad, values in pairs]
                 else:
                     returned = [self.op("cat", mine, self.like(outputs[0]))]
                 self.events.append(LookupBackward(module, tuple(returned)))
 
-        return found, backward
+        return pooled, backward
 
     def _outputs(self, tables: Sequence[Table]) -> tuple[Operand, ...]:
-        """A KeyedTensor's values, or the values of one JaggedTensor a feature."""
+        """Return a KeyedTensor's values, or the values of one JaggedTensor per feature."""
         if not _unpooled(tables):
             width = sum(t.embedding_dim for t in tables for _ in t.features)
             return (self.tensor((self.batch, width)),)

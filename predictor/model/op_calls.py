@@ -1,8 +1,8 @@
 """The ops of one training step as a framework issues them: what each reads, writes and frees.
 
 A `DenseProgram` is the dense part of an iteration, with the lookups among its ops. It is made at
-one batch size from a captured module or from the layers of a model file. What it costs is
-said by `predictor.cost.dense`, what it keeps in memory by `predictor.model.memory`.
+one batch size from a captured module or from the layers of a model file. `predictor.cost.dense`
+gives its cost, `predictor.model.memory` its memory.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 CAUSAL = "_causal"
-"""Ends the name of a call of attention in which no query sees the keys after it."""
+"""Suffix of the name of causal attention, in which no query sees the keys after it."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an op is given or gives back.
+    """A tensor that an op reads or returns.
 
     Args:
-        storage: number of the memory that it lies in; views share it.
-        storage_bytes: of that memory.
+        storage: number of its memory; views share it.
+        storage_bytes: size of that memory.
         offset, strides: in elements.
         item_bytes: of one element.
         data_type: such as ``fp32``, ``bf16`` or ``int64``; empty where it was not noted.
@@ -121,11 +121,11 @@ def letter(operand: Operand, widest: int) -> str:
 
 @dataclass(frozen=True)
 class Lookup:
-    """An embedding module is called here.
+    """Call of an embedding module.
 
     Args:
         module: its name in the workload's tables.
-        outputs: what it gives back; the first op that reads one of these waits for the module.
+        outputs: tensors that it returns; the first op that reads one of them waits for the module.
     """
 
     module: str
@@ -216,14 +216,14 @@ def operands_of(event: Event) -> tuple[Operand, ...]:
 
 
 def free_after_last_use(
-    parts: Sequence[Sequence[Event]], kept: Sequence[Operand]
+    parts: Sequence[Sequence[Event]], resident: Sequence[Operand]
 ) -> tuple[tuple[Event, ...], ...]:
     """Return the parts, in which each op also frees what nothing after it uses.
 
     Args:
-        kept: memory that stays, or that the ops free already.
+        resident: memory that stays, or that the ops free already.
     """
-    stays = {operand.storage for operand in kept}
+    stays = {operand.storage for operand in resident}
     events = [event for part in parts for event in part]
     last = {o.storage: at for at, event in enumerate(events) for o in operands_of(event)}
     ends: dict[int, list[int]] = {}

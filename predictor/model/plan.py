@@ -154,8 +154,8 @@ class TablePlan:
 
     @property
     def store_caches(self) -> tuple[float | None, float]:
-        """Of a key-value table: MiB of its cache on the device at most, GiB in host memory in front
-        of its SSD (`KeyValueParams` of TorchRec)."""
+        """Caches of a key-value table: at most so many MiB on the device, and GiB in host memory in
+        front of its SSD (`KeyValueParams` of TorchRec)."""
         params = self.parameters.get("key_value_params") or {}
         most = params.get("max_l1_cache_size")
         return None if most is None else float(most), float(params.get("l2_cache_size") or 0.0)

@@ -30,7 +30,7 @@ from predictor.model.workload import Workload
 
 
 def check_plan(plan: ShardingPlan, workload: Workload, *, where: str = "plan") -> ShardingPlan:
-    """The same plan under the workload's own table keys and module names, if it fits.
+    """Return the plan under the workload's own table keys and module names, if it fits.
 
     Plans made from a module carry the module's path where the model file has a name, so tables are
     found by name, and by module only where two modules have tables of one name.
@@ -302,7 +302,7 @@ def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def in_torchrec_order(table: TablePlan) -> TablePlan:
-    """The same shards, column by column from the left and each from the top, empty ones last.
+    """Return the shards column by column from the left, each from the top, empty ones last.
 
     TorchRec reads the shards of row splits by their position in the list.
     """
@@ -314,7 +314,7 @@ def in_torchrec_order(table: TablePlan) -> TablePlan:
 
 
 def find_runtime_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
-    """Why TorchRec cannot run these shards (which are in its order), and what to do; or None."""
+    """Return why TorchRec cannot run these shards, given in its order, and the remedy; or None."""
     kind = table.sharding_type
     if not setting.training and kind not in SERVED:
         return (
@@ -343,7 +343,7 @@ def find_mean_problems(plan: ShardingPlan, workload: Workload) -> list[str]:
 
 
 def find_mean_problem(module: Mapping[str, tuple[ShardingType, str]]) -> str | None:
-    """Why TorchRec would compute wrong means in a module, and what to do; or None.
+    """Return why TorchRec would compute wrong means in a module, and the remedy; or None.
 
     Row splits sum what is to be averaged and divide afterwards by the bag lengths. That divisor is
     applied to every output of the module, and only the summed tables that are row-split themselves
@@ -435,13 +435,13 @@ def _grid_problem(shards: Sequence[Shard], setting: RuntimeSetting) -> str | Non
 
 
 def _block_problem(
-    shards: Sequence[Shard], first: int, ranks: int, setting: RuntimeSetting, what: str
+    shards: Sequence[Shard], first: int, ranks: int, setting: RuntimeSetting, title: str
 ) -> str | None:
     expected_ranks = list(range(first, first + ranks))
     actual_ranks = [shard.rank for shard in shards]
     if actual_ranks != expected_ranks:
         return (
-            f"{what} shards are on ranks {actual_ranks} from top to bottom; TorchRec runs them on "
+            f"{title} shards are on ranks {actual_ranks} from top to bottom; TorchRec runs them on "
             f"{expected_ranks} in that order only (a row split over other ranks can be predicted, "
             "not run)"
         )
@@ -453,7 +453,7 @@ def _block_problem(
     for i, (have, want) in enumerate(zip(actual_blocks, blocks, strict=True)):
         if have != want:
             return (
-                f"the {what} shard on rank {expected_ranks[i]} has {have[1]} rows from row "
+                f"the {title} shard on rank {expected_ranks[i]} has {have[1]} rows from row "
                 f"{have[0]}; TorchRec splits {setting.shape[0]} rows over {ranks} ranks in blocks "
                 f"of {blocks[0][1]}, here {want[1]} rows from row {want[0]}: use that split"
             )

@@ -1,4 +1,4 @@
-"""Reads and writes plan.json, schema `shardopt.plan/1`.
+"""Reading and writing of plan.json, schema `shardopt.plan/1`.
 
 Reading checks the form of a plan: keys, types of values, ranks. `predictor.model.plan_check` checks
 whether it fits a model.

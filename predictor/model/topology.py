@@ -1,4 +1,4 @@
-"""Where ranks sit: hosts, NVLink domains, levels of the network, memory caps; groups of them."""
+"""Topology of ranks: hosts, NVLink domains, network levels, memory caps, replica groups."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class NetworkLevel:
 
     Args:
         name: rail, pod or the like, for messages and reports.
-        parts: how many it joins.
-        ranks: of the smallest part. All ranks of a part share its links to the others, so these are
-            the fullest links when every rank sends to all: `1 - ranks / world_size` of what each
-            sends leaves such a part.
-        ring_ranks: the least number of ranks of a part for each time that a ring over all ranks, in
-            their order, leaves it.
-        crossings: how often that ring goes from a part to another.
-        oversubscription: the line rates of the NICs of a part over what its links to the others
-            carry, above 0.
-        gbit_s: what a rank's share of those links carries, if that is known instead.
-        latency_us: what a message between two parts waits beyond one within a part.
+        parts: number of parts that it joins.
+        ranks: size of the smallest part. All ranks of a part share its links to the others, so
+            these are the fullest links when every rank sends to all: `1 - ranks / world_size` of
+            the bytes of each leave such a part.
+        ring_ranks: least ranks of a part per exit of a ring over all ranks, in their order, from
+            that part.
+        crossings: number of times that this ring goes from one part to another.
+        oversubscription: sum of the line rates of a part's NICs over the rate of its links to the
+            others, above 0.
+        gbit_s: rate of a rank's share of those links, if that is known instead.
+        latency_us: extra latency of a message between two parts over one within a part.
     """
 
     name: str
@@ -44,12 +44,12 @@ class NetworkLevel:
     def of(
         cls, name: str, places: Sequence[Hashable], ranks: int, **links: float | None
     ) -> NetworkLevel:
-        """A level over equal hosts, or racks, in the order of the ranks.
+        """Build a level over equal hosts, or racks, in the order of the ranks.
 
         Args:
             places: the part that each host is in.
-            ranks: of one host.
-            links: what is known of them: oversubscription, gbit_s, latency_us.
+            ranks: number of ranks of one host.
+            links: known figures of its links: oversubscription, gbit_s, latency_us.
         """
         sizes = {place: ranks * hosts for place, hosts in Counter(places).items()}
         stretches = [place for place, _ in groupby(places)]
@@ -61,7 +61,7 @@ class NetworkLevel:
         return cls(name, len(sizes), min(sizes.values()), ring_ranks, crossings, **links)  # type: ignore[arg-type]
 
     def rate(self, nic_gbit_s: float) -> float:
-        """What a rank's share of its part's links carries, in Gbit/s, no more than its NIC."""
+        """Return a rank's share of its part's links in Gbit/s, at most the rate of its NIC."""
         shared = nic_gbit_s / self.oversubscription
         return min(nic_gbit_s, shared if self.gbit_s is None else min(shared, self.gbit_s))
 
@@ -80,7 +80,7 @@ class Topology:
             ``intra_group_size`` when it spans hosts.
         installed_bytes: memory of each rank's device, or of its host where it has none, before
             anything was reserved; empty if nothing was.
-        limit_bytes: of that, what a process may take; empty where the caps say so.
+        limit_bytes: share of that memory that a process may take; empty where the caps limit it.
         network: levels that join the hosts, or the NVLink domains that span hosts, the innermost
             first; empty: every NIC reaches every other at its full rate.
         job: where tables are copied, all ranks of the job, of which these are one sharding group
@@ -131,7 +131,7 @@ class Topology:
         ddr_bytes: int,
         nvlink_domain: int = 0,
     ) -> Topology:
-        """Equal caps on every rank; ``local_world_size`` defaults to ``min(8, world_size)``."""
+        """Build ranks with equal caps; ``local_world_size`` defaults to ``min(8, world_size)``."""
         local = local_world_size or min(8, world_size)
         return cls(
             world_size,
@@ -143,7 +143,7 @@ class Topology:
 
     @property
     def whole(self) -> Topology:
-        """All ranks that train, whose dense gradients are added up."""
+        """All ranks that train and add up their dense gradients."""
         return self.job or self
 
     @property
@@ -164,7 +164,7 @@ class Topology:
 
 DEFAULT, FULLY_SHARDED = "default", "fully_sharded"
 STRATEGIES = (DEFAULT, FULLY_SHARDED)
-"""How copies become alike: `ShardingStrategy` of torchrec/distributed/types.py."""
+"""Strategies to synchronise copies: `ShardingStrategy` of torchrec/distributed/types.py."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,12 @@ class ReplicaGroups:
         ranks = [[r * stride + c * apart for c in range(copies)] for r in range(self.size)]
         return replace(
             group,
-            hbm_cap_bytes=tuple(min(job.hbm_cap_bytes[i] for i in of) for of in ranks),
-            ddr_cap_bytes=tuple(min(job.ddr_cap_bytes[i] for i in of) for of in ranks),
+            hbm_cap_bytes=tuple(
+                min(job.hbm_cap_bytes[i] for i in group_ranks) for group_ranks in ranks
+            ),
+            ddr_cap_bytes=tuple(
+                min(job.ddr_cap_bytes[i] for i in group_ranks) for group_ranks in ranks
+            ),
             job=job,
         )
 
@@ -284,7 +288,7 @@ def _is_count(value: object) -> bool:
 
 
 def _every(job: Topology, stride: int, count: int) -> Topology:
-    """Ranks ``0, stride, 2 stride, ...`` of a job, as a topology of their own."""
+    """Return ranks ``0, stride, 2 stride, ...`` of a job as a topology of their own."""
     local = _together(job.local_world_size, stride, count)
     domain = _together(job.nvlink_domain, stride, count)
     if local is None or domain is None or count % local:
@@ -310,7 +314,7 @@ def _every(job: Topology, stride: int, count: int) -> Topology:
 
 
 def _level(level: NetworkLevel, world_size: int, stride: int, count: int) -> NetworkLevel | None:
-    """What a group sees of a level of the network; None if it lies in one part.
+    """Return a network level as a group sees it; None if the group lies in one part.
 
     All groups send at once, so a rank's share of the links stays what it is.
     """
@@ -335,7 +339,7 @@ def _level(level: NetworkLevel, world_size: int, stride: int, count: int) -> Net
 
 
 def _together(width: int, stride: int, count: int) -> int | None:
-    """How many of the ranks share a host or domain of ``width``; None if that differs."""
+    """Return how many of the ranks share a host or domain of ``width``; None if unequal."""
     if stride >= width:
         return 1 if stride % width == 0 else None
     return min(width // stride, count) if width % stride == 0 else None

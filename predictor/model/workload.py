@@ -20,7 +20,7 @@ from predictor.model.topology import ReplicaGroups, Topology
 
 @dataclass(frozen=True)
 class MeasuredDense:
-    """What one rank's dense part took, without lookups and collectives.
+    """Measured times of one rank's dense part, without lookups and collectives.
 
     Args:
         batch_size: samples of the rank when it was measured, >= 1.
@@ -102,7 +102,7 @@ quant_embedding_kernel.py); on CPUs it is not padded."""
 
 
 def row_bytes(data_type: str, columns: int) -> int:
-    """Bytes of one row of a shard (`rounded_row_size_in_bytes` in fbgemm_gpu's
+    """Return the bytes of one row of a shard (`rounded_row_size_in_bytes` in fbgemm_gpu's
     split_table_batched_embeddings_ops_inference.py)."""
     size = columns * WEIGHT_BITS[data_type] // 8
     if data_type not in INTEGERS or not columns:
@@ -151,7 +151,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the user requires of one table's sharding; `None` leaves the choice open.
+    """Constraints of the user on one table's sharding; `None` leaves the choice open.
 
     Args:
         offered: the pairs of sharding type and compute kernel that the table's sharder offers,
@@ -174,7 +174,7 @@ class Constraints:
 
     @property
     def key_value_params(self) -> dict[str, int]:
-        """The sizes of caches that are set, as a plan has them."""
+        """Cache sizes that are set, in the form of a plan."""
         sizes = {"max_l1_cache_size": self.max_l1_cache_size, "l2_cache_size": self.l2_cache_size}
         return {name: size for name, size in sizes.items() if size is not None}
 
@@ -207,11 +207,11 @@ class Table:
 
     @property
     def element_bytes(self) -> float:
-        """Of one weight, without the scale, bias and padding of its row."""
+        """Bytes of one weight, without the scale, bias and padding of its row."""
         return WEIGHT_BITS[self.data_type] / 8
 
     def row_bytes(self, columns: int) -> int:
-        """Of a row with so many of its columns."""
+        """Return the bytes of a row with so many of its columns."""
         return row_bytes(self.data_type, columns)
 
     @property
@@ -286,7 +286,7 @@ class DenseArch:
     length_shares: LengthShares | None = None
 
     def joined_width(self, bottom: int, vectors: int) -> int:
-        """Columns that ``dot`` hands on: the bottom output and the products of so many vectors."""
+        """Return the columns of ``dot``: the bottom output and the products of so many vectors."""
         if self.pairs == "index":
             return bottom + vectors * (vectors - 1) // 2
         picked = vectors * (vectors - 1) // 2 if self.pairs == "gather" else vectors**2
@@ -332,11 +332,11 @@ class Workload:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size}; it must be at least 1")
-        seen: set[tuple[str, str]] = set()
+        names: set[tuple[str, str]] = set()
         for table in self.tables:
-            if (table.module, table.name) in seen:
+            if (table.module, table.name) in names:
                 raise InputError(f"table '{table.name}' appears twice in module '{table.module}'")
-            seen.add((table.module, table.name))
+            names.add((table.module, table.name))
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -355,7 +355,7 @@ class Workload:
 
     @property
     def dlrm(self) -> DenseArch:
-        """The dense part, where it must be known layer by layer."""
+        """Dense part, for callers that need it layer by layer."""
         if not isinstance(self.dense, DenseArch):
             raise InputError(
                 f"model '{self.name}' gives its dense part in another form, but its layers are "
@@ -370,21 +370,21 @@ class Workload:
     @property
     def position_weights(self) -> tuple[int, ...]:
         """Weights of each feature that has some by position."""
-        found = {(t.module, f.name): f.position_weights for t in self.tables for f in t.features}
-        return tuple(count for count in found.values() if count)
+        weights = {(t.module, f.name): f.position_weights for t in self.tables for f in t.features}
+        return tuple(count for count in weights.values() if count)
 
     @property
     def ids_per_sample(self) -> dict[tuple[str, str], float]:
         """Mean ids that a sample draws, by module and feature."""
-        found = ((t.module, f) for t in self.tables for f in t.features)
-        return {(module, feature.name): feature.lookups_per_sample for module, feature in found}
+        features = ((t.module, f) for t in self.tables for f in t.features)
+        return {(module, feature.name): feature.lookups_per_sample for module, feature in features}
 
     @property
     def embedding_bytes(self) -> int:
         return sum(t.weight_bytes for t in self.tables)
 
     def sharding_group(self, job: Topology) -> Topology:
-        """The ranks that one plan covers: those of a sharding group, or all."""
+        """Return the ranks that one plan covers: those of a sharding group, or all."""
         if self.replica_groups is None:
             return job
         group = self.replica_groups.sharding_group(job)

@@ -1,4 +1,4 @@
-"""What every kernel model promises on every shipped profile."""
+"""Contract of every kernel model on every shipped profile."""
 
 from __future__ import annotations
 

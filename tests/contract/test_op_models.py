@@ -1,4 +1,4 @@
-"""What every kernel model of an op promises on every shipped profile, and random programs."""
+"""Contract of every op's kernel model on every shipped profile, and random programs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_op_is_finite_positive_never_falls_and_ends_linear(profile: str) -
 @pytest.mark.parametrize("axes", range(5))
 @pytest.mark.parametrize("count", range(5))
 def test_an_op_with_operands_of_another_has_a_price(profile: str, axes: int, count: int) -> None:
-    """As a damaged file of ops may hold it."""
+    """A damaged file of ops may hold an op with operands of another."""
     times, shape = OpTimes(load_hardware(profile), "fp32"), (4,) * axes
     operands = tuple(tensor(at, *shape) for at in range(1, count + 1))
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""What every searcher promises: legal plans that fit, tile the tables and honour constraints."""
+"""Contract of every searcher: legal plans that fit, tile the tables and honour constraints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EFFORT = 0.05
 
 
 def proposed(propose: Callable[[State], Iterable[Candidate]], tools: Tools) -> list[Assignment]:
-    """What a searcher proposes once the bound has begun."""
+    """Return the plans that a searcher proposes once the bound has begun."""
     state = with_bound(State(tools))
     return [c.assignment for c in state.adding(propose(state)).incumbents]
 

@@ -134,7 +134,7 @@ def torchrun(folder: Path, nodes: int, *flags: str) -> list[subprocess.Completed
 
 
 def has_curves(path: Path) -> bool:
-    """Whether enough rows are left of every collective: other work may disturb a row twice."""
+    """Return True if every collective keeps enough rows; other work may disturb a row twice."""
     rows = accept(CalibrationRows(path, run.origin("gloo")).rows).rows
     fitted = [r.point for r in rows if r.point.family == "collective" and not r.point.test]
     sizes = Counter(point.params["op"] for point in fitted)

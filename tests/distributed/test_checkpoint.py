@@ -58,7 +58,7 @@ def resume_all(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def resumed(checkpoint: Path, before: ShardingPlan, after: ShardingPlan) -> dict[str, Any]:
-    """Whether shardopt allows the change, and the losses after it, or the errors of loading."""
+    """Resume under another plan; return shardopt's verdict and the losses or loading errors."""
     refused = None
     try:
         check_resume(before, after, LOAD)
@@ -81,7 +81,7 @@ def resumed(checkpoint: Path, before: ShardingPlan, after: ShardingPlan) -> dict
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What both ranks saw."""
+    """Run the cases on both ranks; return the results of each."""
     return on_ranks(resume_all, tmp_path_factory.mktemp("checkpoints"))
 
 

@@ -39,7 +39,7 @@ dense: {in_features: 4, bottom_mlp: [32], interaction: dot, top_mlp: [16, 1]}
 
 
 def words(folder: Path) -> list[str]:
-    """Of the command that confirms plans of the model."""
+    """Return the command line that confirms plans of the model."""
     (folder / "model.yaml").write_text(MODEL)
     given = ["plan", str(folder / "model.yaml"), "--gpus", "2", "--hardware", "cpu-gloo"]
     given += ["--effort", "0.1", "--no-cache", "--confirm", "1", "--minutes", "0.2"]
@@ -96,7 +96,7 @@ class Batch(Pipelineable):
 
 
 class Loader:
-    """As a data loader: each iterator draws from the global generator, as PyTorch's do."""
+    """Data loader whose iterators draw from the global generator, as PyTorch's do."""
 
     def __iter__(self) -> Any:
         seed = int(torch.empty((), dtype=torch.int64).random_(1000))

@@ -114,7 +114,7 @@ def said(what: Callable[[], object]) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What both ranks saw."""
+    """Run the cases on both ranks; return the results of each."""
     job = tmp_path_factory.mktemp("live")
     load = case.workload()
     write_model(job / "model.yaml", load)

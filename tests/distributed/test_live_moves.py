@@ -116,7 +116,7 @@ def through_checkpoint(
 def refusals(
     model: Any, load: Workload, before: ShardingPlan, after: ShardingPlan, folder: Path
 ) -> dict[str, str]:
-    """What must not be saved, and what is said of it."""
+    """Return case -> error message for the pairs of plans that must not be saved."""
     columns = replace(after, tables={**after.tables, load.keys[0]: HALVES})
     pairs = {
         "another": (after, before),
@@ -131,7 +131,7 @@ def refusals(
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What both ranks saw."""
+    """Run the cases on both ranks; return the results of each."""
     return on_ranks(move_all, tmp_path_factory.mktemp("moves"))
 
 

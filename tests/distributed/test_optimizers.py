@@ -134,7 +134,7 @@ DENSE = {"replicated as asked": {"t0"}, FEW_ROWS: set(NAMES)}
 
 
 def batch(rank: int, step: int, rows: int) -> KeyedJaggedTensor:
-    """Of all features, 1 to `LONGEST` ids a sample."""
+    """Return a batch of all features with 1 to `LONGEST` ids per sample."""
     made = torch.Generator().manual_seed(rank + 100 * step)
     lengths = torch.randint(1, LONGEST + 1, (len(NAMES) * BATCH,), generator=made)
     count = int(lengths.sum())

@@ -201,7 +201,7 @@ def all_ranks() -> None:
 
 @cache
 def mesh() -> DeviceMesh:
-    """Of both ranks; made before the capture, as it looks up values."""
+    """Return a mesh of both ranks, made before the capture because making it reads values."""
     return DeviceMesh("cpu", [0, 1])
 
 

@@ -102,7 +102,7 @@ def test_scaled_tables_exchange_what_two_modules_do(traces, pipeline: str) -> No
 
 @pytest.mark.parametrize("batch", [48, 16])
 def test_a_larger_batch_of_a_dlrm(batch: int, tmp_path: Path) -> None:
-    """Of 16 samples, each is as many as a table is wide."""
+    """A batch of 16 samples equals the width of a table, which scaling must not confuse."""
     tables = tuple(Table(f"t{i}", 500, WIDTH, (Feature(f"f{i}", 4.0),)) for i in range(6))
     load = Workload("dlrm", batch, tables, DenseArch(13, (64, 32, WIDTH), (64, 32, 1)))
     placed = (table_wise(table, i % 2) for i, table in enumerate(tables))

@@ -225,7 +225,7 @@ def on_host(init: Any) -> Any:
 
 
 def foretold(strategy: str) -> tuple[Prediction, Any, Any]:
-    """Of GPUs, on which alone this strategy is known."""
+    """Predict the strategy on GPUs, the only devices with known costs for it."""
     groups = ReplicaGroups(GROUP, sharding_strategy=strategy)
     found = find_replicas(groups, a_host(), "cpu-gloo", None)
     plan = case.make_plan(KINDS, GROUP, GROUP)

@@ -34,8 +34,7 @@ Found = dict[str, list[dict[str, np.ndarray]]]
 
 
 def train(folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    """What this rank has after training under every plan of a folder: its losses, its shards and
-    its copies of all replicated parameters."""
+    """Train under every plan of a folder; return this rank's losses, shards and replicas."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         load = case.workload()
@@ -85,7 +84,7 @@ def trained(folder: Path, plans: dict[str, ShardingPlan]) -> Found:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Found]:
-    """Of several plans, on first use."""
+    """Return a function that trains under several plans, once for each set of names."""
 
     @cache
     def of(names: tuple[str, ...]) -> Found:

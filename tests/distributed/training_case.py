@@ -82,7 +82,7 @@ def train(model: DistributedModelParallel, load: Workload, batches: list[Batch])
 
 
 def own_batches(load: Workload, count: int, first: int = 0) -> list[Batch]:
-    """Of this rank, from the ``first`` on."""
+    """Return the batches of this rank, starting with number ``first``."""
     rank = dist.get_rank()
     return [synthetic_batch(load, rank=rank, index=first + i) for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""What the docs name exists: files, modules, links with their anchors, commands and flags."""
+"""References in the docs exist: files, modules, links with anchors, commands and flags."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_files_and_modules_exist(page: Path) -> None:
 
 
 def is_module(name: str) -> bool:
-    """Whether the name is a module, or a name that a module's text has."""
+    """Return True for the name of a module, or a name in a module's text."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         stem = ROOT.joinpath(*parts[:count])
@@ -88,7 +88,7 @@ def command_lines(text: str) -> Iterator[str]:
 
 
 def is_command(line: str) -> bool:
-    """Whether each word is a command, in its place, and each flag one of that command's."""
+    """Return True if each word is a command in its place and has each flag on the line."""
     command = LAB if line.startswith("python") else COMMANDS
     words = shlex.split(line.partition(" #")[0].replace("'", ""))[3 if command is LAB else 1 :]
     if words[0] in NO_COMMANDS:

@@ -15,8 +15,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the cells leave behind, and ``shown``: what the last line of each gives; with little
-    effort."""
+    """Run the cells with little effort; return their names, and last values as ``shown``."""
     found: dict[str, Any] = {"shown": []}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(NOTEBOOK.parent)

@@ -44,7 +44,7 @@ def run(script: str, *words: object, ranks: int = 0, **variables: str) -> tuple[
 
 
 def output(script: str, *words: object, ranks: int = 0, **variables: str) -> str:
-    """What a script prints that ends well."""
+    """Run a script that must end well; return its output."""
     code, out, err = run(script, *words, ranks=ranks, **variables)
     assert code == 0, err[-3000:]
     return out

@@ -101,7 +101,7 @@ def test_a_batch_of_two_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("seed", [3, 4], ids=["weighted", "sequences"])
 def test_random_plans_of_a_drawn_model_train(seed: int) -> None:
-    """What the planners are compared on runs, weighted features and sequences included."""
+    """Models that planners are compared on train, with weighted features and sequences."""
     model = draw_model("shapes", seed).with_batch_size(16)
     plans = random_plans(seed, model, a_topology(), 4)
     rows = run_bench(Job(model, plans, rounds=1, block=1, warmup=0))

@@ -41,7 +41,7 @@ Bytes = Sequence[tuple[float, float]]
 def torchrec_options(
     workload: Workload, topology: Topology, device: str = "cuda", optimizer: Any = None
 ) -> list[ShardingOption]:
-    """What the enumerator lists; it takes longest.
+    """Return the options that the enumerator lists, cached as it takes longest.
 
     Args:
         optimizer: given by ``fused_params``, not in the backward.
@@ -102,7 +102,7 @@ def counted_bytes(option: ShardingOption) -> Bytes:
 
 
 def held_bytes(option: Option) -> Bytes:
-    """Of every shard without what is in flight, which we count in another way."""
+    """Return each shard's bytes without buffers in flight, which shardopt counts differently."""
     return [(m.hbm_bytes - m.io_bytes, m.ddr_bytes) for m in option.memory]
 
 

@@ -26,7 +26,7 @@ LARGE_SEGMENT = 20 << 20
 
 
 def block_bytes(size: int) -> int:
-    """A request as the allocator counts it."""
+    """Return the bytes of a request, rounded as the allocator rounds it."""
     return max(BLOCK, -(-size // BLOCK) * BLOCK)
 
 
@@ -47,9 +47,9 @@ class Block:
 
 
 class CachingAllocator:
-    """One device's.
+    """Caching allocator of one device.
 
-    `reserved_bytes` is what it holds of the device, which never falls.
+    `reserved_bytes` is the device memory that it holds; it never falls.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class CachingAllocator:
         self._at: dict[int, Block] = {}
 
     def take(self, size: int, stream: str) -> Block:
-        """A block of at least so many bytes for a stream."""
+        """Take a block of at least so many bytes for a stream."""
         size = block_bytes(size)
         pool = stream, size <= SMALL
         free = self._free[pool]
@@ -76,7 +76,7 @@ class CachingAllocator:
         return block
 
     def give(self, block: Block) -> None:
-        """Gives a block back to its stream, joined with free neighbours."""
+        """Give a block back to its stream, joined with free neighbours."""
         free = self._free[block.pool]
         for first, second in ((block, block.after), (block.before, block)):
             other = second if first is block else first
@@ -109,11 +109,11 @@ COMPUTE, COPY, INPUT_DIST = "compute", "copy", "input_dist"
 
 @dataclass(frozen=True)
 class Peak:
-    """Most bytes at once.
+    """Peak of the bytes in use.
 
     Args:
-        allocated_bytes: of blocks that were taken.
-        reserved_bytes: that the allocator holds of the device.
+        allocated_bytes: sum of the blocks in use.
+        reserved_bytes: device memory that the allocator holds.
     """
 
     allocated_bytes: int
@@ -121,7 +121,7 @@ class Peak:
 
 
 class Ledger:
-    """What is taken now, and the most that ever was.
+    """Blocks in use now, and the peak of their bytes.
 
     Args:
         simulate: whether blocks come from a caching allocator, as on a device; host memory comes
@@ -141,7 +141,7 @@ class Ledger:
     def take(
         self, key: Hashable, size: float, stream: str = COMPUTE, *, lent: bool = False
     ) -> None:
-        """Takes a block under a name that nothing has now; of no bytes it is none.
+        """Take a block under a name that is free now; zero bytes take none.
 
         Args:
             lent: another stream uses it too, so it cannot be used again before `settle`.
@@ -157,7 +157,7 @@ class Ledger:
         self.most_bytes = max(self.most_bytes, self.bytes)
 
     def give(self, key: Hashable) -> None:
-        """Gives a block back; nothing if there is none of this name."""
+        """Give a block back; do nothing if no block has this name."""
         size, block, lent = self._taken.pop(key, (0, None, False))
         self.bytes -= size
         if block is not None and lent:
@@ -166,13 +166,13 @@ class Ledger:
             self._allocator.give(block)
 
     def settle(self) -> None:
-        """The device has caught up with the host: what was lent can be used again."""
+        """Make lent blocks usable again, as the device has caught up with the host."""
         for block in self._late:
             assert self._allocator is not None
             self._allocator.give(block)
         self._late = []
 
     def peak(self) -> Peak:
-        """So far."""
+        """Return the peak so far."""
         reserved = self._allocator.reserved_bytes if self._allocator else self.most_bytes
         return Peak(self.most_bytes, reserved)

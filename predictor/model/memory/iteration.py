@@ -1,10 +1,10 @@
-"""What one rank takes and gives in the iterations of a train pipeline, block by block.
+"""Memory that one rank takes and gives back while a train pipeline iterates, block by block.
 
-What stays from iteration to iteration is not among it: shards, parameters, states and buckets.
+Shards, parameters, optimizer states and buckets stay over iterations and are counted elsewhere.
 
 The order is that of TorchRec's pipelines and autograd functions (torchrec 1.8:
 train_pipeline/train_pipelines.py, dist_data.py, comm_ops.py), checked block by block against the
-allocations of real ranks. What the dense part takes is said by its ops.
+allocations of real ranks. The ops of the dense part give its memory.
 
 An exchange is all tables of one module and sharding type, as TorchRec groups them
 (`ShardedEmbeddingBagCollection` in torchrec/distributed/embeddingbag.py).
@@ -40,18 +40,18 @@ POSITION_BYTES = INDEX_BYTES + WEIGHT_BYTES
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one module and sharding type have in memory on one rank, in bytes unless said otherwise.
+    """Memory of one module and sharding type on one rank, in bytes unless stated otherwise.
 
     Args:
         pooled: False for an EmbeddingCollection's, whose outputs are one row per id.
         sent: the rank's own ids on their way out, with lengths and weights.
         received: the ids of all ranks that its shards serve.
-        ids: number of these.
+        ids: number of received ids.
         looked_up: outputs of its lookups for the samples of all ranks.
-        output: of all its tables for the rank's own samples.
+        output: outputs of all its tables for the rank's own samples.
         replica: weights of data-parallel tables.
-        positions: what a feature processor keeps of its ids from the lookup to its backward: the
-            positions that its gathers saved, and the weights.
+        positions: positions and weights that a feature processor keeps from the lookup to its
+            backward.
         forward_wire, backward_wire: bytes on the wire for each byte of fp32.
     """
 
@@ -81,11 +81,11 @@ class Exchange:
 def input_bytes(
     workload: Workload, module: str, ids: float, samples: float, *, split: bool = False
 ) -> float:
-    """Ids with weights, if the module takes any, and lengths.
+    """Return bytes of ids, of weights if the module takes any, and of lengths.
 
     Args:
-        samples: of all features together.
-        split: rows of one of its tables are split, so that a feature processor's positions travel.
+        samples: total over all features.
+        split: one of its tables is split by rows, so a feature processor's positions travel too.
     """
     weighted = module in workload.weighted
     weighted &= split or module not in workload.processed
@@ -93,7 +93,7 @@ def input_bytes(
 
 
 def batch_bytes(workload: Workload) -> float:
-    """One rank's batch as it is copied to the device: ids, dense features and labels."""
+    """Return bytes of one rank's batch on the device: ids, dense features and labels."""
     total = workload.batch_size * (getattr(workload.dense, "in_features", 0) + 1) * 4.0
     for module in workload.modules:
         features = {
@@ -106,7 +106,7 @@ def batch_bytes(workload: Workload) -> float:
 
 
 def exchanges(workload: Workload, topology: Topology, plan: ShardingPlan) -> list[list[Exchange]]:
-    """Per rank, the exchanges in the order of the workload's modules and tables."""
+    """Return each rank's exchanges, in the order of the workload's modules and tables."""
     groups: dict[tuple[str, ShardingType], list[tuple[Table, TablePlan]]] = defaultdict(list)
     for module in workload.modules:
         for key, table in zip(workload.keys, workload.tables, strict=True):
@@ -116,8 +116,8 @@ def exchanges(workload: Workload, topology: Topology, plan: ShardingPlan) -> lis
     ranks: list[list[Exchange]] = [[] for _ in range(topology.world_size)]
     split = {module for module, kind in groups if kind in ROW_SPLITS}
     for (module, kind), tables in groups.items():
-        of = _group(workload, topology, module, kind, tables, split=module in split)
-        for rank, exchange in enumerate(of):
+        by_rank = _group(workload, topology, module, kind, tables, split=module in split)
+        for rank, exchange in enumerate(by_rank):
             ranks[rank].append(exchange)
     return ranks
 
@@ -131,7 +131,7 @@ def _group(
     *,
     split: bool,
 ) -> Iterator[Exchange]:
-    """One exchange, rank by rank."""
+    """Yield one exchange, rank by rank."""
     world, batch = topology.world_size, workload.batch_size
     sent = output = 0.0
     replica = 0
@@ -151,9 +151,9 @@ def _group(
         parts = len(sharded.shards) / columns if kind in ROW_SPLITS else 1.0
         for shard in sharded.shards:
             arriving = ids * world / parts
-            found = samples * world if table.is_pooled else arriving
+            looked_up = samples * world if table.is_pooled else arriving
             width = shard.size[1] if shard.size[0] else 0
-            arrived[shard.rank] += arriving, samples * world, found * width
+            arrived[shard.rank] += arriving, samples * world, looked_up * width
     for ids, samples, elements in arrived.tolist():
         yield Exchange(
             module,
@@ -172,8 +172,8 @@ def _group(
 
 
 def unplaced(workload: Workload) -> list[Exchange]:
-    """What every plan's exchanges have of the rank's own samples: one a module, without shards."""
-    found = []
+    """Return the least exchanges of any plan: one per module, own samples only, no shards."""
+    result = []
     for module in workload.modules:
         tables = [t for t in workload.tables if t.module == module]
         ids = sum(t.lookups_per_sample for t in tables) * workload.batch_size
@@ -181,12 +181,12 @@ def unplaced(workload: Workload) -> list[Exchange]:
         output = sum(t.outputs_per_sample * t.embedding_dim for t in tables) * workload.batch_size
         sent, pooled = input_bytes(workload, module, ids, samples), tables[0].is_pooled
         kind = ShardingType.TABLE_WISE
-        found.append(Exchange(module, kind, pooled, sent, output=output * OUTPUT_BYTES))
-    return found
+        result.append(Exchange(module, kind, pooled, sent, output=output * OUTPUT_BYTES))
+    return result
 
 
 ITERATIONS = 3
-"""Until the pipeline is full and every size has been asked for."""
+"""Iterations until the pipeline is full and every size has been requested."""
 BATCHES_AHEAD = {"base": 1, "sparse_dist": 2, "prefetch_sparse_dist": 2, "semi_sync": 3}
 """Batches that are copied to the device while one trains."""
 SORT_BYTES = 52
@@ -296,26 +296,26 @@ class Iteration:
         ledger.give(("batch", i))
 
     def _look_ahead(self, i: int) -> None:
-        """Lookups of a batch whose forward is the next one."""
+        """Look up the batch whose forward comes next."""
         for module in self.outputs:
             self._look_up(module, i)
         self.ahead, self.waiting = self.waiting, []
 
     def _restore(self) -> None:
-        """What was stashed is there again."""
+        """Bring stashed weights and states back to the device."""
         for name, size in zip(("weights", "states"), self.stashed, strict=True):
             if f"stashed {name}" not in self.ledger:
                 self.ledger.take(f"stashed {name}", size, lent=True)
 
     # --- ids -------------------------------------------------------------------------------------
 
-    def _take(self, what: str, i: int) -> None:
-        """Ids of a batch on their way, ``sent`` or ``received``."""
+    def _take(self, side: str, i: int) -> None:
+        """Take the ids of a batch in its input dist, ``sent`` or ``received``."""
         for e in self.distributed:
-            self.ledger.take((what, e.name, i), getattr(e, what), INPUT_DIST)
+            self.ledger.take((side, e.name, i), getattr(e, side), INPUT_DIST)
 
     def _prefetch(self, i: int) -> None:
-        """The ids of the next batch in order, and what fills the caches with their rows."""
+        """Reorder the next batch's ids, and take the scratch that fills caches with their rows."""
         for e in self.distributed:
             self._reorder(e, i)
             if e.module in self.cached:
@@ -328,7 +328,7 @@ class Iteration:
         self.ledger.give(("received", e.name, i))
 
     def _reorder(self, e: Exchange, i: int) -> None:
-        """Ids in order; lookups read on another stream what a pipeline has sent ahead."""
+        """Take the ids in order, on the input dist's stream if a pipeline sends them ahead."""
         if ("ids", e.name, i) not in self.ledger:
             ahead = self.pipeline != "base"
             stream = INPUT_DIST if ahead else COMPUTE
@@ -359,9 +359,9 @@ class Iteration:
             for module in [*self.waiting]:
                 if any(o.storage in read for o in self.outputs[module]):
                     self._await(module)
-        given = {operand.storage for operand in op.inputs}
+        input_storages = {operand.storage for operand in op.inputs}
         for operand in op.outputs:
-            if operand.storage not in given:
+            if operand.storage not in input_storages:
                 self._hold(operand)
         self._free(op.freed)
 
@@ -379,19 +379,19 @@ class Iteration:
     # --- lookups ---------------------------------------------------------------------------------
 
     def _look_up(self, module: str, i: int) -> None:
-        """Ids of the batch in order, lookups, and outputs on their way to their samples."""
+        """Reorder the batch's ids, look them up, and send the outputs to their samples' ranks."""
         ledger = self.ledger
-        of = [e for e in self.exchanges if e.module == module]
+        exchanges = [e for e in self.exchanges if e.module == module]
         if self.pipeline == "base":
-            for e in of:
+            for e in exchanges:
                 if not e.local:
                     ledger.take(("sent", e.name, i), e.sent)
                     ledger.take(("received", e.name, i), e.received)
-        for e in of:
+        for e in exchanges:
             self._reorder(e, i)
             if self.pipeline == "base":
                 self._dismiss(e, i)
-        for e in of:
+        for e in exchanges:
             ledger.give(("ids", e.name, i - 1 - self.looks_ahead))
             ledger.take(("positions", e.name, i), e.positions * self.trains)
             ledger.take(("looked up", e.name), e.looked_up)
@@ -399,7 +399,7 @@ class Iteration:
                 continue
             self._send_outputs(e)
             ledger.give(("looked up", e.name))
-        for e in of:
+        for e in exchanges:
             self._dismiss(e, i)
         self.waiting.append(module)
 
@@ -417,12 +417,12 @@ class Iteration:
         ledger.give(("encoded", e.name))
 
     def _await(self, module: str) -> None:
-        """The outputs have arrived: side by side, as the module gives them back."""
+        """Place the outputs that have arrived side by side, as the module returns them."""
         ledger = self.ledger
         self.waiting.remove(module)
-        of = [e for e in self.exchanges if e.module == module]
-        several = len(of) > 1
-        for e in of:
+        exchanges = [e for e in self.exchanges if e.module == module]
+        several = len(exchanges) > 1
+        for e in exchanges:
             ledger.give(("copied", e.name))
             reduced = e.pooled and e.sharding_type in ROW_SPLITS
             if several and not e.local and not reduced:
@@ -430,22 +430,22 @@ class Iteration:
                 ledger.give(("arrived", e.name))
         for operand in self.outputs[module]:
             self._hold(operand)
-        for e in of:
-            for what in ("arrived", "in order", "looked up"):
-                ledger.give((what, e.name))
+        for e in exchanges:
+            for block in ("arrived", "in order", "looked up"):
+                ledger.give((block, e.name))
 
     # --- their backward --------------------------------------------------------------------------
 
     def _gather_gradients(self, event: LookupBackward) -> None:
-        """Gradients of a module's outputs are on their way to the ranks that hold its shards."""
-        of = [e for e in self.exchanges if e.module == event.module]
-        whole = len(of) == 1 and all(o.bytes == o.storage_bytes for o in event.gradients)
-        for e in reversed(of):
+        """Send the gradients of a module's outputs to the ranks that hold its shards."""
+        exchanges = [e for e in self.exchanges if e.module == event.module]
+        whole = len(exchanges) == 1 and all(o.bytes == o.storage_bytes for o in event.gradients)
+        for e in reversed(exchanges):
             if not e.local:
                 self._send_gradients(e, whole=whole)
-        self.unreturned += of
+        self.unreturned += exchanges
         done = [o.storage for o in event.gradients if self.last_uses.get(o.storage) is event]
-        if any(not e.pooled or e.sharding_type in ROW_SPLITS for e in of):
+        if any(not e.pooled or e.sharding_type in ROW_SPLITS for e in exchanges):
             self.leaving += done
         else:
             self._free(done)
@@ -472,13 +472,13 @@ class Iteration:
         ledger.take(("gradient", e.name), wire * e.looked_up)
 
     def _return(self, i: int) -> None:
-        """The gradients have arrived: lookups' backward with the fused optimizer, last first."""
+        """Run the lookups' backward with the fused optimizer on arrived gradients, last first."""
         ledger = self.ledger
         self._free(self.leaving)
         self.leaving = []
         for e in reversed(self.unreturned):
-            for what in ("copied", "leaving", "contiguous", "encoded"):
-                ledger.give((what, e.name))
+            for block in ("copied", "leaving", "contiguous", "encoded"):
+                ledger.give((block, e.name))
             if not e.pooled or e.backward_wire < 1:
                 ledger.take(("decoded", e.name), e.looked_up)
                 ledger.give(("gradient", e.name))
@@ -486,29 +486,29 @@ class Iteration:
             ledger.take(("backward", e.name), scratch)
             ledger.give(("backward", e.name))
             ledger.give(("positions", e.name, i))
-            for what in ("decoded", "gradient"):
-                ledger.give((what, e.name))
+            for block in ("decoded", "gradient"):
+                ledger.give((block, e.name))
         self.unreturned = []
 
 
 def _last_uses(program: DenseProgram, *, trains: bool) -> dict[int, Event]:
-    """Number of every storage that the program makes -> the event that uses it last."""
-    kept = {operand.storage for operand in program.resident}
-    found: dict[int, Event] = {}
+    """Return storage number -> last event that uses it, for storages that the program makes."""
+    resident = {operand.storage for operand in program.resident}
+    last_uses: dict[int, Event] = {}
     parts = (program.forward, program.backward, program.optimizer)
     for event in chain.from_iterable(parts if trains else parts[:1]):
         for operand in operands_of(event):
-            if operand.storage not in kept:
-                found[operand.storage] = event
-    return found
+            if operand.storage not in resident:
+                last_uses[operand.storage] = event
+    return last_uses
 
 
 def _dense_gradients(program: DenseProgram) -> frozenset[int]:
-    """Storages that the backward makes and the optimizer reads."""
+    """Return the storages that the backward makes and the optimizer reads."""
     if not any(isinstance(event, Gradient) for event in program.backward):
         return frozenset()
-    made = {o.storage for e in program.backward if isinstance(e, OpCall) for o in e.outputs}
+    written = {o.storage for e in program.backward if isinstance(e, OpCall) for o in e.outputs}
     read = {o.storage for e in program.optimizer for o in operands_of(e)}
-    known = {o.storage for o in program.resident}
-    known |= {o.storage for e in program.forward for o in operands_of(e)}
-    return frozenset((made & read) - known)
+    before_backward = {o.storage for o in program.resident}
+    before_backward |= {o.storage for e in program.forward for o in operands_of(e)}
+    return frozenset((written & read) - before_backward)

@@ -172,21 +172,20 @@ def leave_for_shards(
     return replace(installed, hbm_cap_bytes=free, installed_bytes=caps, limit_bytes=limits)
 
 
-def limit_processes(workload: Workload, left: Topology, device: str = "cuda") -> Topology:
-    """The ranks with what a process may take, where others said what is left for shards."""
+def limit_processes(workload: Workload, available: Topology, device: str = "cuda") -> Topology:
+    """Return the ranks with process limits, where the caps state the memory left for shards."""
     least = least_bytes(workload, device)
-    caps = left.ddr_cap_bytes if device == "cpu" else left.hbm_cap_bytes
-    return replace(left, limit_bytes=tuple(cap + least for cap in caps))
+    caps = available.ddr_cap_bytes if device == "cpu" else available.hbm_cap_bytes
+    return replace(available, limit_bytes=tuple(cap + least for cap in caps))
 
 
 @lru_cache(maxsize=64)
 def least_bytes(workload: Workload, device: str = "cuda") -> int:
-    """What a rank takes at its peak beside its shards at least, whichever the plan: the dense part,
-    the batches and the modules' outputs.
+    """Return a lower bound on a rank's peak beside its shards, for any plan.
 
-    All that lookups take beside these is left out, which leaves less at every moment. Stashed
-    weights are taken for there as long as all of them together, none of which raises the peak less
-    than those of one rank, by as much.
+    It counts the dense part, the batches and the modules' outputs, and omits all else that lookups
+    take. The weights of all stashed tables count as one block and are subtracted at the end: that
+    lowers the peak at least as much as stashing one rank's weights does.
     """
     program, stashed = program_of(workload), (0, 0)
     if device != "cpu":

@@ -1,4 +1,4 @@
-"""What a plan needs on every rank, and what every rank has, in bytes.
+"""Memory that a plan needs on every rank, and memory that every rank has, in bytes.
 
 The rules of single shards are those of TorchRec's planner (`calculate_shard_storages` in
 planner/shard_estimators.py), but where FBGEMM allocates something else
@@ -28,9 +28,9 @@ Size = tuple[int, int]
 STATE_BYTES = 4
 """FBGEMM keeps optimizer state in fp32."""
 WEIGHT_BYTES = 4
-"""Of an id's weight."""
+"""Bytes of an id's weight."""
 LENGTH_BYTES = 8
-"""Of the number of ids that a sample has for a feature."""
+"""Bytes of the number of ids that a sample has for a feature."""
 OUTPUT_BYTES = 4
 """FBGEMM's lookups give fp32 for tables of any type (``output_dtype``)."""
 HASH_BYTES = 8 + 8 + 1 + 4 / 128
@@ -39,11 +39,11 @@ wherever the values are (scored_hashtable.py of dynamicemb)."""
 VALUE_ALIGNMENT = 16
 """Bytes of a value, weights and states of a row together, are a multiple of this."""
 SORT_COPIES = 6.5
-"""Of the ids of a lookup while a device's backward sorts them (`iteration.SORT_BYTES`)."""
+"""Copies of a lookup's ids while a device's backward sorts them (`iteration.SORT_BYTES`)."""
 PREFETCH_COPIES = 7
-"""More of a cached table's ids while its cache is filled (`calculate_pipeline_io_cost`)."""
+"""Further copies of a cached table's ids while it is filled (`calculate_pipeline_io_cost`)."""
 OUTPUT_COPIES = 2
-"""Outputs, and what is sent of them."""
+"""Copies of the outputs: one at the lookup, one on the wire."""
 ROUNDING = 1e-9
 """Share by which sums of the same sizes in another order may differ, and more."""
 UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
@@ -170,7 +170,7 @@ def value_bytes(optimizer: str, dim: int, element_bytes: float) -> int:
 def _hashed(
     table: Table, kernel: ComputeKernel, size: Size, ids_bytes: int, clf: float
 ) -> ShardMemory:
-    """A dynamicemb table: values where its kernel says, keys and scores on the device.
+    """Return a dynamicemb table's memory: values as its kernel places them, keys on the device.
 
     A cache is a second hash table (`DynamicEmbCache`).
     """
@@ -194,11 +194,11 @@ def stored_bytes(kernel: ComputeKernel, optimizer: str, dim: int, element_bytes:
 def cached_share(
     table: Table, kernel: ComputeKernel, size: Size, clf: float, most_mib: float | None
 ) -> float:
-    """Share of the rows of a shard that its cache on the device holds.
+    """Return the share of a shard's rows that its cache on the device holds.
 
-    A key-value table's has at most ``max_l1_cache_size``. A virtual table's has just that, as
-    nobody knows its rows, and none where it is not given; so TorchRec counts it
-    (`calculate_shard_storages`).
+    The cache of a key-value table has at most ``max_l1_cache_size``. That of a virtual table has
+    exactly this size, as its rows are unknown, and is absent if no size is given. TorchRec counts
+    it so (`calculate_shard_storages`).
     """
     if not kernel.is_stored:
         return clf
@@ -216,8 +216,10 @@ def _stored(
     clf: float,
     most_mib: float | None,
 ) -> ShardMemory:
-    """A key-value table: its cache on the device, and states but for a virtual table's, which are
-    in its rows. What the store takes of the host is not counted, as in TorchRec."""
+    """Return a key-value table's cache on the device, and its states unless its rows hold them.
+
+    The store's host memory is not counted, as in TorchRec.
+    """
     rows, dim = size
     row = stored_bytes(kernel, table.optimizer, dim, table.element_bytes)
     cached = cached_share(table, kernel, size, clf, most_mib) * rows
@@ -260,7 +262,7 @@ def is_averaged(sharding_type: ShardingType, kernel: ComputeKernel) -> bool:
 
 
 def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
-    """Bytes of weights and of optimizer state that `DMPCollection.sync` averages of one shard.
+    """Return the bytes of a shard's weights and states that `DMPCollection.sync` averages.
 
     The state is what FBGEMM's ``get_optimizer_state`` calls ``sum``, of Adagrad; SGD has none
     (`DMPCollection._cache_sync_tensors` in torchrec/distributed/model_parallel.py).
@@ -271,7 +273,7 @@ def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
 
 
 def row_parts(sharding_type: ShardingType, shards: int, topology: Topology) -> int:
-    """Shards of a table that the ids of a sample are spread over."""
+    """Return the number of shards over which the ids of a sample spread."""
     if sharding_type is ShardingType.GRID_SHARD:
         return topology.intra_group_size
     return shards if sharding_type in ROW_SPLITS else 1
@@ -315,7 +317,7 @@ def _flight_bytes(
     *,
     on_device: bool,
 ) -> int:
-    """Outputs for the samples of all ranks and their copy, or gradients; ids as they are sorted.
+    """Return bytes of outputs for all ranks' samples and copies, or gradients; and sorted ids.
 
     Of a data-parallel table the gradient, and the batch of one rank.
     """

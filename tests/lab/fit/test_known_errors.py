@@ -25,7 +25,7 @@ def shown(facts: Facts) -> list[tuple[str, int, str, str]]:
 
 
 def without_errors(profile: HardwareProfile) -> HardwareProfile:
-    """What no command writes. GEMM's figures out of the excerpts are others."""
+    """Drop the errors that the command writes, and GEMM's, which differ on the excerpts."""
     gemm = profile.gemm.model_copy(update={"provenance": None})
     return profile.model_copy(update={"known_error": (), "gemm": gemm})
 
@@ -41,7 +41,7 @@ def test_shipped_profiles_state_what_the_suites_compute() -> None:
 
 @pytest.mark.slow
 def test_shipped_profiles_state_what_the_excerpts_show() -> None:
-    """Of GEMM the excerpts hold a quarter of the test rows; all else is complete."""
+    """The excerpts hold a quarter of GEMM's test rows; all else is complete."""
     found = computed(EXCERPTS)
     for name, facts in found.items():
         stated = Facts.stated(load_hardware(name))

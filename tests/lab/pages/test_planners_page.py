@@ -1,4 +1,4 @@
-"""What the rows of the search benchmark say, in numbers and as a page."""
+"""Results of the search benchmark, in numbers and as a page."""
 
 from __future__ import annotations
 

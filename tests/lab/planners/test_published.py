@@ -48,7 +48,7 @@ def counts(plan: Assignment) -> list[int]:
 
 
 def costliest(inputs: PlannerInputs, plan: Assignment) -> float:
-    """Of the ranks, by the phases' sum."""
+    """Return the largest sum of the phases over the ranks."""
     loads, _ = inputs.surrogate.standing(plan)
     return float(loads.sum(axis=1).max())
 
@@ -87,7 +87,7 @@ def test_neuroshard_splits_the_table_that_no_rank_should_hold_alone() -> None:
 
 
 def test_neuroshard_limits_columns_a_rank() -> None:
-    """Where computation is alike, the narrow limit spreads the wide tables."""
+    """With equal computation, the narrow limit spreads the wide tables."""
     shards = Shards(np.array([5.0, 4.0, 3.0, 3.0]), np.zeros((4, 2)), np.array([8.0, 8, 1, 1]))
     limits = [9.0, 18.0]
     tries = place_greedily(shards, np.full((2, 2), 1e9), limits)

@@ -1,4 +1,4 @@
-"""What the process of a planner has loaded."""
+"""Modules that the process of a planner loads."""
 
 from __future__ import annotations
 

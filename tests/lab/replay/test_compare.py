@@ -40,7 +40,7 @@ def timed(original: float, replay: float, others: float = 0.0) -> dict[str, Any]
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was captured and timed."""
+    """Return the list that fills with every capture and timing."""
     found: list[str] = []
 
     def captured(name: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a task of `python -m lab batch --against N` is: the two planners' answers to one model."""
+"""Tasks of `python -m lab batch --against N`: two planners' answers to one model."""
 
 from __future__ import annotations
 

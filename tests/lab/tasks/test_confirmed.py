@@ -1,4 +1,4 @@
-"""What the table of confirmed tasks says, and that a run goes on where it ended."""
+"""Table of confirmed tasks; a run resumes where the last one ended."""
 
 import re
 from pathlib import Path

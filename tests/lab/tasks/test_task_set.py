@@ -37,7 +37,7 @@ def bytes_of(*of: ShardingPlan) -> float:
 
 
 def memory_for(count: int) -> float:
-    """Of a machine whose half holds so many plans."""
+    """Return the memory of a machine whose half holds so many plans."""
     return bytes_of(*plans(count).values()) / parts.MEMORY_SHARE
 
 

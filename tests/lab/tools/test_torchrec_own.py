@@ -1,4 +1,4 @@
-"""What `make test-torchrec-own` makes of TorchRec's results and of the page."""
+"""Handling of TorchRec's own test results and their page by `make test-torchrec-own`."""
 
 from __future__ import annotations
 

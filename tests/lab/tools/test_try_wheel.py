@@ -1,4 +1,4 @@
-"""What counts as a command that does what it should."""
+"""Success criteria of the commands that try a wheel."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What tests of suites write and read: tables of measurements, and the scores of reports."""
+"""Helpers for tests of suites: tables of measurements to write, scores of reports to read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What holds of every suite on public tables: each row is predicted without its measurement, and
-the figures are those of docs/accuracy."""
+"""Contract of every suite on public tables.
+
+Each row is predicted without its measurement, and the figures are those of docs/accuracy.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def report_of(name: str, folder: Path = EXCERPTS) -> Report:
 
 
 def check(report: Report) -> None:
-    """What every report is."""
+    """Check the rows and scores that every report must have."""
     assert report.counted, "the headline has no rows"
     for row in report.rows:
         assert 0 < row.measured_ms < math.inf
@@ -125,7 +127,7 @@ def test_the_page_has_these_figures(name: str) -> None:
 
 
 def _key(named: object, measured: str) -> tuple[object, ...]:
-    """What tells rows apart: their names, and the time where a configuration was timed again."""
+    """Return a row's key: its names, and its time, as a configuration may be timed again."""
     cells = dict(named)  # type: ignore[call-overload]
     keys = ("system", "org", "round", "date", "model", "gpu", "gpus", "model_size", "global_batch")
     keys += ("precision", "local_batch", "settings", "ids")

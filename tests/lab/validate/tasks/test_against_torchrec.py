@@ -256,7 +256,7 @@ def test_rows_of_another_batch_are_refused(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_the_committed_batches_keep_their_promise() -> None:
-    """Of either runtime no plan is slower, and the expected gain is near the measured one."""
+    """No plan is slower in either runtime, and the expected gain is near the measured one."""
     (report,) = run_suites("against-torchrec", None)
 
     def of_ours(name: str, runtime: str) -> dict[str, Any]:
