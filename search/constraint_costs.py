@@ -1,4 +1,4 @@
-"""The price of constraints: the best plan without them, and what dropping each of them saves.
+"""Price of constraints: the best plan without them, and the time that dropping each saves.
 
 The problem without constraints is searched like any other. Its plan names the tables whose
 constraints bind: those that it shards as their constraints forbid. Starting from the constrained
@@ -23,19 +23,19 @@ from search.solve import solve
 from search.stop import Stop
 
 RELAXED = ("ranks", "sharding_types", "compute_kernels", "min_partition", "co_locate")
-"""Constraints that are dropped: those that a user states as a preference. What a sharder offers,
-sizes of caches and the demand for device memory stay."""
+"""Constraints that can be dropped, as a user states them as a preference. The offer of a sharder,
+the sizes of caches and the demand for device memory stay."""
 MOST_SHIFTS = 16
-"""Places that are tried for a table whose constraint is dropped."""
+"""Number of places that are tried for a table whose constraint is dropped."""
 MOST_NAMED = 10
-"""Constraints that are priced one by one."""
+"""Largest number of constraints that are priced one by one."""
 LEAST_STEP = 1e-3
-"""Share of the iteration below which dropping one more constraint is not named."""
+"""Least share of the iteration that dropping one more constraint must save to be named."""
 
 
 @dataclass(frozen=True)
 class ConstraintCost:
-    """The cost of one constraint, once those before it in the list are dropped.
+    """Cost of one constraint, once those before it in the list are dropped.
 
     Args:
         table: key of the table; None for all constraints that are left together.
@@ -52,7 +52,7 @@ class ConstraintCost:
 
 @dataclass(frozen=True)
 class ConstraintCosts:
-    """The cost of all constraints of a model.
+    """Cost of all constraints of a model.
 
     Args:
         plan: the best plan found without them.
@@ -101,18 +101,18 @@ def price_constraints(
         return None
     binding = _binding_constraints(problem, plan, best.plan)
     steps = list(_greedy(problem, plan, best.plan, iteration_ms, binding))
-    left = [key for key in binding if key not in {step.table for step in steps}]
+    unpriced = [key for key in binding if key not in {step.table for step in steps}]
     rest = gain - sum(step.gain for step in steps)
-    if left and rest > TOLERANCE:
+    if unpriced and rest > TOLERANCE:
         # they save only together, with tables that nothing constrains
-        alone = left[0] if len(left) == 1 else None
+        alone = unpriced[0] if len(unpriced) == 1 else None
         words = "all others together" if alone is None else binding[alone]
         steps.append(ConstraintCost(alone, words, best.iteration_ms, rest))
     return ConstraintCosts(best.plan, best.iteration_ms, gain, tuple(steps), tuple(binding))
 
 
 def relaxed(problem: Problem) -> Problem | None:
-    """The problem without the constraints that a user can drop; None where there are none."""
+    """Return the problem without the constraints that a user can drop; None if there are none."""
     workload = problem.workload
     tables = tuple(
         replace(table, constraints=replace(table.constraints, **dict.fromkeys(RELAXED)))
@@ -130,37 +130,42 @@ def _greedy(
     iteration_ms: float,
     binding: Mapping[str, str],
 ) -> Iterator[ConstraintCost]:
-    """The constraints that bind, each time the one whose end saves most."""
+    """Yield binding constraints greedily: each time the one whose removal saves most."""
     scorer, keys = problem.scorer, problem.workload.keys
-    left = dict(binding)
+    remaining = dict(binding)
     current, now_ms = plan, iteration_ms
     for _ in range(min(MOST_NAMED, len(binding))):
         changed = [
             (key, replace(current, tables={**current.tables, key: table}))
-            for key in left
+            for key in remaining
             for table in _placements(free.tables[key], problem.topology)
         ]
-        times = scorer.score([tuple(one.tables[k] for k in keys) for _, one in changed]).tolist()
+        times = scorer.score(
+            [tuple(changed_plan.tables[k] for k in keys) for _, changed_plan in changed]
+        ).tolist()
         gaining = sorted(
             (ms, place)
             for place, ms in enumerate(times)
             if ms <= now_ms - LEAST_STEP * iteration_ms
         )
         best_ms, place = next(
-            (one for one in gaining if problem.fits(changed[one[1]][1])), (now_ms, None)
+            ((ms, place) for ms, place in gaining if problem.fits(changed[place][1])),
+            (now_ms, None),
         )
         if place is None:
             return
         key, current = changed[place]
         saved = (now_ms - best_ms) / iteration_ms
-        yield ConstraintCost(key, left.pop(key), float(best_ms), saved)
+        yield ConstraintCost(key, remaining.pop(key), float(best_ms), saved)
         now_ms = best_ms
 
 
 def _placements(table: TablePlan, topology: Topology) -> Iterator[TablePlan]:
-    """The table's shards where they are, and shifted by the same number of ranks; by whole hosts
-    where its sharding type asks for it. The other tables lie otherwise than in the free plan, so
-    the ranks that were best there need not be here."""
+    """Yield the table's shards in place, then all shifted by the same number of ranks.
+
+    Types other than table-wise and column-wise shift by whole hosts. The other tables lie unlike
+    in the free plan, so the ranks that were best there need not be best here.
+    """
     world, step = topology.world_size, 1
     if table.sharding_type not in (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE):
         step = topology.local_world_size
@@ -173,15 +178,17 @@ def _placements(table: TablePlan, topology: Topology) -> Iterator[TablePlan]:
 def _binding_constraints(
     problem: Problem, plan: ShardingPlan, free: ShardingPlan
 ) -> dict[str, str]:
-    """Key of each table whose constraint the free plan breaks -> that constraint."""
+    """Map the key of each table whose constraint the free plan breaks to that constraint."""
     pairs = zip(problem.workload.keys, problem.workload.tables, strict=True)
-    found = {key: _binding(table, free.tables[key], plan.tables[key]) for key, table in pairs}
-    return {key: words for key, words in found.items() if words}
+    broken = {key: _binding(table, free.tables[key], plan.tables[key]) for key, table in pairs}
+    return {key: words for key, words in broken.items() if words}
 
 
 def _binding(table: Table, free: TablePlan, bound: TablePlan) -> str:
-    """The constraint of a table that its sharding in the free plan breaks, as the model file has
-    it; empty where the two plans shard it alike or no constraint is broken."""
+    """Return the constraint that a table's sharding in the free plan breaks, as in the model file.
+
+    It is empty if the two plans shard the table alike, or no constraint is broken.
+    """
     if free == bound:
         return ""
     if not find_broken_constraint(table, free):

@@ -38,23 +38,23 @@ FIELDS = (
 ENDLESS = 1 << 50
 """Bytes that no table needs."""
 MAX_DEMANDS = 400
-"""With more, finding the smallest set takes too many proofs."""
+"""Number of demands above which the smallest set takes too many proofs."""
 WORK = 1.0
 """Deterministic time of one proof at effort 1, about seconds on one core."""
 ANSWERS = 60
 """Proofs that the search for an irreducible set may ask for."""
 PROOFS_S = 20.0
-"""Seconds after which no further proof is begun; the error then says what is known by then."""
+"""Seconds after which no further proof begins; the error then says what is proven so far."""
 LARGEST = 4000
 """Tables times ranks beyond which a proof takes seconds: the error only says what is missing."""
 SIZES = 10
-"""Larger clusters that are tried, at most."""
+"""Largest number of larger clusters that are tried."""
 TIMES = (2, 4, 8)
 """Multiples of the hosts that are tried after up to three more hosts."""
 GPUS_OF_A_HOST = 8
 ADVICE = "\nTo try:"
 INPUTS = {HBM: ("hbm_gib", "reserve"), DDR: ("ddr_gib",)}
-"""What a user changes to have more memory for tables."""
+"""Inputs that give tables more memory."""
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,8 @@ class Remedy:
 
 
 def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> InfeasibleError:
-    """The error with the demands that exclude each other and what would help, as far as the time
-    left allows to prove them."""
+    """Return the error with the conflicting demands and the remedies that the remaining time can
+    prove."""
     if len(problem.workload.tables) * problem.topology.world_size > LARGEST:
         return error
     end_s = stop.elapsed_s + min(PROOFS_S, stop.remaining_s)
@@ -272,7 +272,7 @@ def explain_no_plan(
     stop: Stop,
     seed: int,
 ) -> InfeasibleError:
-    """The error of a search without a plan: too few moves are allowed, or memory is short."""
+    """Return the error of a search without a plan: too few allowed moves or short memory."""
     limit = objective.space.in_use
     if limit is not None and limit.max_moves < len(limit.choices):
         least, moves = least_moves(objective, params.proof_work, seed, max(1.0, stop.remaining_s))
@@ -282,19 +282,19 @@ def explain_no_plan(
     return explain_infeasible(objective.problem, missing_memory(objective, nearest), stop)
 
 
-def _too_few(moves: int, least: int, found: int, why: Sequence[str]) -> str:
+def _too_few(moves: int, least: int, needed: int, why: Sequence[str]) -> str:
     """Compose the message for a plan that exists, but not within the allowed moves."""
     lines = ["the given plan cannot stay as it is:", *(f"  {reason}" for reason in why)]
     tables = "1 table differs" if moves == 1 else f"{moves} tables differ"
     if least > moves:
-        number = f"{least} must" if least == found else f"{least}, at most {found} must"
+        number = f"{least} must" if least == needed else f"{least}, at most {needed} must"
         lines.append(f"No plan fits in which at most {tables} from it: at least {number}")
     else:
         lines.append(
             f"No plan was found in which at most {tables} from it; whether there is one is not "
-            f"known, with {found} there is"
+            f"known, with {needed} there is"
         )
-    lines.append(f"To try: allow {found} {'move' if found == 1 else 'moves'}")
+    lines.append(f"To try: allow {needed} {'move' if needed == 1 else 'moves'}")
     return "\n".join(lines)
 
 
@@ -345,7 +345,7 @@ def _gpus(oracle: Oracle) -> Remedy | None:
 
 
 def _larger(topology: Topology) -> Iterator[Topology]:
-    """Clusters of more such ranks; none where ranks differ."""
+    """Yield clusters of more such ranks; none if ranks differ."""
     if len({*topology.hbm_cap_bytes}) > 1 or len({*topology.ddr_cap_bytes}) > 1:
         return
     ranks, local, hosts = topology.world_size, topology.local_world_size, topology.hosts

@@ -34,17 +34,17 @@ from search.surrogate import Surrogate
 Array = NDArray[np.float64]
 
 TOLERANCE, MOST_TOLERANCE = SearchParams.least_tie, SearchParams.most_tie
-"""The least and the most share by which plans tie; the first is also what a gain must exceed."""
+"""Least and most share by which plans tie; a gain must also exceed the first."""
 NO_TIME = 1e-6
-"""What the host's times are multiplied by to see what the devices take alone."""
+"""Factor on the host's times that leaves the time of the devices alone."""
 NORM = 16
-"""Of the ranks' memory, in place of its maximum: it is smooth where that is flat."""
+"""Order of the norm of the ranks' memory; it is smooth where the maximum is flat."""
 LATE = 1e3
-"""Rates what does not tie behind all that does."""
+"""Score added to plans that do not tie, so that they rank behind all that do."""
 PIECES = 1e6
-"""More than tables are ever cut into."""
+"""Number above the pieces of any plan."""
 UNSCORED = 8
-"""Changes that bring no less memory, and are not scored, count as one plan."""
+"""Number of unscored changes that count as one evaluated plan: they bring no less memory."""
 FOUND_AMONG_TIES = "chosen among ties"
 DEVICE_TIME = "device time"
 RULES = ("memory", "sharding types", "shards", "balance")
@@ -91,7 +91,7 @@ def prefer(
 
 
 class _Preference:
-    """Chooses among the plans that are known, and more that are found from these.
+    """Choice among the known plans, and more plans reached from them.
 
     Attributes:
         tied: plans that tie, with what the search minimises.
@@ -133,7 +133,7 @@ class _Preference:
         self.by_rules = start
 
     def device_ms(self, plans: Sequence[Assignment]) -> Array:
-        """Time of the devices alone of the plans within the limit, ``[plans]``."""
+        """Return the time of the devices alone for plans within the limit, ``[plans]``."""
         if not plans:
             return np.zeros(0)
         numbers = np.array([self.nominal.numbers(plan) for plan in plans])
@@ -151,21 +151,23 @@ class _Preference:
         return float(self.shares(self.nominal.memory(plan)).max())
 
     def lateness(self, measures: Array, plans: Sequence[Assignment]) -> Array:
-        """At most 1 for plans that tie, ``[plans]``.
+        """Return the lateness of plans, ``[plans]``; at most 1 for those that tie.
 
         Args:
             measures: what the search minimises, of each plan.
         """
         lateness = np.asarray(measures / self.limit)
         near = np.flatnonzero(lateness <= 1).tolist()
-        some = [plans[i] for i in near]
-        self.near.update(some)
+        near_plans = [plans[i] for i in near]
+        self.near.update(near_plans)
         if self.device_limit < np.inf:
-            lateness[near] = np.maximum(lateness[near], self.device_ms(some) / self.device_limit)
+            lateness[near] = np.maximum(
+                lateness[near], self.device_ms(near_plans) / self.device_limit
+            )
         return lateness
 
     def choose(self, descent: int, ended: Callable[..., bool]) -> Candidate:
-        """The preferred plan; the fastest one where none is better."""
+        """Return the preferred plan; the fastest one if none is better."""
         self._add({c.assignment: c.iteration_ms for c in self.ranked})
         if self.host_bound:
             self._limit_devices(descent, ended)
@@ -188,16 +190,15 @@ class _Preference:
         self.near.update(near)
 
     def _limit_devices(self, descent: int, ended: Callable[..., bool]) -> None:
-        """Look for the plan within the limit whose devices take least; those that take much longer
-        do not tie."""
+        """Search the plan with the least device time; plans that take much longer do not tie."""
         objective = self.objective
 
         def rate(plans: Sequence[Assignment]) -> Array:
             near = np.flatnonzero(objective.score(plans) <= self.limit).tolist()
-            some = [plans[i] for i in near]
-            self.near.update(some)
+            near_plans = [plans[i] for i in near]
+            self.near.update(near_plans)
             rates = np.full(len(plans), np.inf)
-            rates[near] = self.device_ms(some)
+            rates[near] = self.device_ms(near_plans)
             return rates
 
         times = dict(zip(self.tied, self.device_ms([*self.tied]).tolist(), strict=True))
@@ -219,8 +220,11 @@ class _Preference:
         self.tied.update(zip(reached, measures, strict=True))
 
     def _table_wise(self, plan: Assignment) -> Assignment:
-        """The plan with all tables in one shard table-wise, if it ties. TorchRec stores and reads
-        these the same either way; column-wise they join the exchange of tables that are cut."""
+        """Return the plan with all one-shard tables table-wise, if it ties.
+
+        TorchRec stores and reads them the same either way; column-wise they join the exchange of
+        tables that are cut.
+        """
         options = self.nominal.space.options
 
         def whole(option: Option) -> Option:
@@ -236,8 +240,10 @@ class _Preference:
         return whole_tables
 
     def _fill_caches(self, plan: Assignment) -> Assignment:
-        """The plan with caches as large as the memory left over allows, the largest tables first:
-        what a cache does not take would lie idle."""
+        """Return the plan with caches that fill the remaining memory, the largest tables first.
+
+        Memory that no cache takes would lie idle.
+        """
         for table in sorted(range(len(plan)), key=lambda t: -sum(plan[t][0].bytes_of[1])):
             option, ranks = plan[table]
             if option.compute_kernel is not ComputeKernel.FUSED_UVM_CACHING:
@@ -254,31 +260,31 @@ class _Preference:
         return plan
 
     def _crowding(self, plan: Assignment, memory: Array) -> float:
-        """Large where some rank is full."""
+        """Return a norm of the memory shares that is large if some rank is full."""
         return float(np.linalg.norm(self.shares(memory), NORM))
 
     def _pieces(self, plan: Assignment, memory: Array) -> float:
-        """Sharding types and pieces of tables; of plans alike, what ranks have too much."""
+        """Rate a plan by its sharding types, then pieces of tables, then crowding."""
         types, pieces = simplicity(plan)
         return types + (pieces + self._crowding(plan, memory) / 10) / PIECES
 
     def _best(self) -> Assignment:
-        """The preferred one of the tied plans."""
-        *_, (_, kept) = self._kept()
-        return min(kept, key=self.tied.__getitem__)
+        """Return the preferred one of the tied plans."""
+        *_, (_, preferred) = self._kept()
+        return min(preferred, key=self.tied.__getitem__)
 
     def _kept(self) -> Iterator[tuple[str, list[Assignment]]]:
-        """Rule after rule with the tied plans that are left after it."""
+        """Yield each rule with the tied plans that remain after it."""
         plans = [*self.tied]
         values = self._values(plans)
-        kept = np.arange(len(plans))
+        remaining = np.arange(len(plans))
         for rule in RULES:
-            least = values[rule][kept].min() + self.apart[rule]
-            kept = kept[values[rule][kept] <= least]
-            yield rule, [plans[i] for i in kept.tolist()]
+            least = values[rule][remaining].min() + self.apart[rule]
+            remaining = remaining[values[rule][remaining] <= least]
+            yield rule, [plans[i] for i in remaining.tolist()]
 
     def _values(self, plans: Sequence[Assignment]) -> dict[str, Array]:
-        """Values that the rules compare, ``[plans]`` each."""
+        """Return the values that the rules compare, ``[plans]`` each."""
         shares = np.array([self.shares(self.nominal.memory(plan)) for plan in plans])
         types, pieces = np.array([simplicity(plan) for plan in plans], dtype=np.float64).T
         spread = shares.max(axis=1) - shares.min(axis=1)
@@ -286,22 +292,24 @@ class _Preference:
 
     def ties(self, chosen: Candidate) -> TieSummary:
         """Summarise the ties and the rule that decided between the chosen and the fastest plan."""
-        two = [self.by_rules, self.fastest.assignment]
-        ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in two]
+        pair = [self.by_rules, self.fastest.assignment]
+        ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in pair]
         decided = None
         if ways[0] == ways[1]:  # but for caches, which take what is left over
-            two[0] = chosen.assignment
-        elif two[1] not in self.tied:
+            pair[0] = chosen.assignment
+        elif pair[1] not in self.tied:
             decided = DEVICE_TIME
         else:
-            decided = next((rule for rule, kept in self._kept() if two[1] not in kept), None)
-        shares = np.array([self.fullest(plan) for plan in two])
+            decided = next(
+                (rule for rule, remaining in self._kept() if pair[1] not in remaining), None
+            )
+        shares = np.array([self.fullest(plan) for plan in pair])
         mine, fastest = (shares * self.most_bytes).round().astype(int).tolist()
         return TieSummary(
             plans=len(self.near),
             tolerance=self.tolerance,
             host_bound=self.host_bound,
-            device_ms=float(self.device_ms(two)[0]),
+            device_ms=float(self.device_ms(pair)[0]),
             device_range_ms=self.device_range_ms,
             decided_by=decided,
             fullest_bytes=(mine, fastest),
@@ -309,7 +317,7 @@ class _Preference:
 
 
 def simplicity(plan: Assignment) -> tuple[int, int]:
-    """Exchanges, and pieces that tables are cut into; a copy on every rank is no piece."""
+    """Count exchanges, and pieces of tables; a copy on every rank is no piece."""
     copies = ShardingType.DATA_PARALLEL
     exchanges = {(option.module, option.sharding_type) for option, _ in plan}
     return len(exchanges), sum(
@@ -318,12 +326,12 @@ def simplicity(plan: Assignment) -> tuple[int, int]:
 
 
 class TiedPlans(Objective):
-    """Rates plans that tie by what they are worth, and others by how far they are from that.
+    """Objective that rates plans that tie by their worth, and others by their lateness.
 
     Args:
         worth: of a plan and its memory ``[hbm or ddr, ranks]``; the least is best.
-        fullest: share of a device's memory that no rank may exceed by more than what is
-            alike.
+        fullest: share of a device's memory that no rank may exceed by more than the share
+            `SearchParams.alike`.
     """
 
     def __init__(
@@ -340,7 +348,7 @@ class TiedPlans(Objective):
             self.caps[preference.kind] = np.minimum(self.caps[preference.kind], most)
 
     def score(self, assignments: Sequence[Assignment]) -> Array:
-        """The worth of each."""
+        """Return the worth of each plan; `LATE` plus lateness if it does not tie."""
         self.evaluations += len(assignments)
         worth = np.array([self.worth(plan, self.memory(plan)) for plan in assignments])
         measures = self.preference.objective.score(assignments)
@@ -348,8 +356,10 @@ class TiedPlans(Objective):
         return np.where(lateness <= 1, worth, LATE + lateness)
 
     def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
-        """The worth of ``base`` with each of the changes; infinite where it is no less, and then
-        the time of the changed plan is not predicted."""
+        """Return the worth of ``base`` with each change; infinite if it is no less.
+
+        The time of a plan that is no better is not predicted.
+        """
         now = float(self.score([base])[0])
         memory = self.memory(base)
         plans = [apply(base, change) for change in changes]
@@ -362,15 +372,15 @@ class TiedPlans(Objective):
         scores = np.full(len(plans), np.inf)
         better = np.flatnonzero(worth < now).tolist()
         self.evaluations += len(better) + (len(plans) - len(better)) // UNSCORED
-        some = [changes[i] for i in better]
-        measures = self.preference.objective.score_neighbours(base, some)
+        promising = [changes[i] for i in better]
+        measures = self.preference.objective.score_neighbours(base, promising)
         lateness = self.preference.lateness(measures, [plans[i] for i in better])
         scores[better] = np.where(lateness <= 1, worth[better], LATE + lateness)
         return scores
 
 
 class MemorySearch(LocalSearch):
-    """Changes first what lies on the fullest rank."""
+    """Local search that first changes tables on the fullest rank."""
 
     def _order(self, base: Assignment) -> list[int]:
         full = int((self.objective.memory(base) / self.objective.caps.clip(1)).max(axis=0).argmax())

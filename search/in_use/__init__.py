@@ -1,4 +1,4 @@
-"""A plan that is already running: which tables may stay, and what moving the others takes.
+"""Plan in use: the tables that may stay, and the price of moving the others.
 
 May import `candidate`, `objective`, `space` and `problem`.
 """

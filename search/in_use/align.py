@@ -1,4 +1,4 @@
-"""Renames the ranks of a plan such that more of the plan in use stays where it is.
+"""Renaming of a plan's ranks such that more of the plan in use stays.
 
 A plan is as fast as the same plan with its ranks renamed, if hosts and NVLink domains are kept
 together. Of all such renamings, the one that keeps most bytes is a matching at every level: ranks
@@ -29,7 +29,7 @@ SAME = 1e-9
 
 
 def rename_ranks(objective: Objective, candidate: Candidate) -> Candidate:
-    """The plan under the names of its ranks that move the fewest tables; never slower."""
+    """Rename the plan's ranks to move the fewest tables; the result is never slower."""
     in_use, topology = objective.space.in_use, objective.problem.topology
     if in_use is None:
         return candidate
@@ -50,7 +50,7 @@ def rename_ranks(objective: Objective, candidate: Candidate) -> Candidate:
 
 
 def _renamed(objective: Objective, choice: Choice, names: Sequence[int]) -> Choice:
-    """A table's shards on the new names of their ranks; runs over a group keep its order."""
+    """Rename the ranks of a table's shards; runs over a group keep its order."""
     option, ranks = choice
     units = objective.legal(option).units
     if all(len(alternatives) == 1 for alternatives in units):
@@ -63,8 +63,10 @@ def _renamed(objective: Objective, choice: Choice, names: Sequence[int]) -> Choi
 
 
 def _overlaps(objective: Objective, assignment: Assignment) -> NDArray[np.int64]:
-    """Tables that both plans have alike on a rank, by rank of the new and of the plan in use; those
-    counted by their share of the table."""
+    """Return the overlap of both plans, ``[rank of the new plan, rank of the plan in use]``.
+
+    A shard that is alike in both plans counts by its share of the table, in millionths.
+    """
     world, in_use = objective.problem.topology.world_size, objective.space.in_use
     overlaps = np.zeros((world, world))
     assert in_use is not None
@@ -79,7 +81,7 @@ def _overlaps(objective: Objective, assignment: Assignment) -> NDArray[np.int64]
 
 
 def _best_names(overlaps: NDArray[np.int64], topology: Topology) -> Sequence[int]:
-    """The new name of every rank."""
+    """Return the new name of every rank."""
     sizes = {topology.nvlink_domain, topology.local_world_size, topology.intra_group_size}
     levels = [1, *sorted(sizes - {1, topology.world_size}), topology.world_size]
     values: NDArray[np.int64] = overlaps
@@ -94,27 +96,27 @@ def _best_names(overlaps: NDArray[np.int64], topology: Topology) -> Sequence[int
 def _joined(
     values: NDArray[np.int64], names: list[list[list[int]]], parts: int
 ) -> tuple[NDArray[np.int64], list[list[list[int]]]]:
-    """Best names of blocks of ``parts`` smaller blocks, for every pair of a new block and one of
-    the plan in use."""
+    """Join blocks of ``parts`` smaller blocks: the best value and names for every pair of a new
+    block and one of the plan in use."""
     count = len(values) // parts
-    joined = np.zeros((count, count), dtype=np.int64)
-    found: list[list[list[int]]] = []
+    best_values = np.zeros((count, count), dtype=np.int64)
+    best_names: list[list[list[int]]] = []
     for new in range(count):
-        found.append([])
+        best_names.append([])
         for old in range(count):
             rows = slice(new * parts, (new + 1) * parts)
             columns = slice(old * parts, (old + 1) * parts)
             block = values[rows, columns]
             match = _match(block)
-            joined[new, old] = block[np.arange(parts), match].sum()
-            found[-1].append(
+            best_values[new, old] = block[np.arange(parts), match].sum()
+            best_names[-1].append(
                 [n for i, j in enumerate(match) for n in names[rows.start + i][columns.start + j]]
             )
-    return joined, found
+    return best_values, best_names
 
 
 def _match(values: NDArray[np.int64]) -> list[int]:
-    """The column of every row that makes the sum of values largest."""
+    """Return the column of every row that makes the sum of values largest."""
     size = len(values)
     if not values.any():
         return list(range(size))

@@ -13,7 +13,7 @@ from search.space.option import Choice, ChoicesInUse, Partition
 
 
 def keep_shards_in_place(in_use: ChoicesInUse | None, assignment: Assignment) -> Assignment:
-    """The same plan with like shards of a table on the ranks that hold them already."""
+    """Return the same plan with like shards of a table on the ranks that already hold them."""
     if in_use is None:
         return assignment
     return tuple(
@@ -23,7 +23,7 @@ def keep_shards_in_place(in_use: ChoicesInUse | None, assignment: Assignment) ->
 
 
 def _kept_in_place(now: Choice, before: Choice) -> tuple[int, ...]:
-    """Ranks of a table's shards, each where it was if that rank still holds one like it."""
+    """Return the ranks of a table's shards, each as before if that rank still holds one like it."""
     option, ranks = now
     if sorted(ranks) == sorted(before[1]):
         return before[1]
@@ -33,22 +33,22 @@ def _kept_in_place(now: Choice, before: Choice) -> tuple[int, ...]:
         or option.partition is not Partition.DEVICE
     ):
         return ranks
-    left = Counter(ranks)
+    free = Counter(ranks)
     stay = []
     for rank in before[1]:
-        stay.append(rank if left[rank] else None)
-        left[rank] -= 1 if left[rank] else 0
-    others = iter(sorted(left.elements()))
-    return tuple(next(others) if rank is None else rank for rank in stay)
+        stay.append(rank if free[rank] else None)
+        free[rank] -= 1 if free[rank] else 0
+    leftover = iter(sorted(free.elements()))
+    return tuple(next(leftover) if rank is None else rank for rank in stay)
 
 
 def moved_tables(before: ShardingPlan, after: ShardingPlan) -> list[str]:
-    """Keys of the tables whose sharding, kernel, sizes or ranks differ."""
+    """Return the keys of the tables whose sharding, kernel, sizes or ranks differ."""
     return [key for key, table in after.tables.items() if table != before.tables[key]]
 
 
 def overlap(a: Shard, b: Shard) -> int:
-    """Elements of a table that two of its shards share."""
+    """Count the elements of a table that two of its shards share."""
     sides = (
         min(a.offset[d] + a.size[d], b.offset[d] + b.size[d]) - max(a.offset[d], b.offset[d])
         for d in (0, 1)
@@ -58,7 +58,7 @@ def overlap(a: Shard, b: Shard) -> int:
 
 
 def table_memory(table: Table, problem: Problem, plan: TablePlan) -> list[ShardMemory]:
-    """Bytes of every shard of a table plan."""
+    """Return the bytes of every shard of a table plan."""
     return shard_memory(
         table,
         problem.workload,

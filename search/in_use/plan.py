@@ -1,4 +1,4 @@
-"""A plan in use: does it fit this model, which plans are near it, and why can it not stay?
+"""Plan in use: its fit to this model, the plans near it, and the reasons why it cannot stay.
 
 Ranks are not interchangeable once tables lie on them. A table stays when its sharding, kernel,
 sizes and ranks all stay; every other table counts as one move.
@@ -26,7 +26,7 @@ NAME = "given plan"
 
 
 def check_plan_in_use(problem: Problem) -> Problem:
-    """The problem with the plan in use under the workload's own table keys.
+    """Return the problem with the plan in use under the workload's own table keys.
 
     Raises:
         PlanError: the plan names other tables, or does not tile them.
@@ -51,8 +51,7 @@ def check_plan_in_use(problem: Problem) -> Problem:
 
 
 def space_near(space: Space, problem: Problem) -> Space:
-    """The space with the plan in use in it, if there is one, and plans near it only if moves are
-    limited.
+    """Add the plan in use, if any, to the space; keep only plans near it if moves are limited.
 
     Args:
         problem: as `check_plan_in_use` returns it.
@@ -90,14 +89,14 @@ def space_near(space: Space, problem: Problem) -> Space:
     def arriving_bytes(table: int, choice: Choice) -> float:
         return price.arriving_bytes(space.keys[table], place(*choice))
 
-    found = ChoicesInUse(
+    choices_in_use = ChoicesInUse(
         tuple(choices),
         min(moves, len(choices)),
         arriving_bytes,
         in_use.max_bytes,
         frozenset(index for index, key in enumerate(space.keys) if key in in_use.new),
     )
-    return replace(space, options=tuple(map(tuple, options)), in_use=found)
+    return replace(space, options=tuple(map(tuple, options)), in_use=choices_in_use)
 
 
 def _allows(in_use: PlanInUse, key: str, option: Option) -> bool:
@@ -107,8 +106,7 @@ def _allows(in_use: PlanInUse, key: str, option: Option) -> bool:
 
 
 def option_in_use(index: int, plan: TablePlan, problem: Problem) -> Option:
-    """The option of a table that is split as no option of the space is; its shards stay where they
-    are."""
+    """Return an option for a table split unlike any option of the space; its shards stay."""
     table = problem.workload.tables[index]
     return Option(
         index,
@@ -147,8 +145,8 @@ def find_broken_constraint(table: Table, plan: TablePlan) -> str:
 
 
 def find_misfits(objective: Objective) -> tuple[str, ...]:
-    """Why the plan in use cannot stay as it is: constraints it breaks, memory it lacks."""
-    found = []
+    """List why the plan in use cannot stay as it is: broken constraints and missing memory."""
+    misfits = []
     space, problem = objective.space, objective.problem
     in_use, workload = problem.in_use, problem.workload
     assert in_use is not None
@@ -160,15 +158,15 @@ def find_misfits(objective: Objective) -> tuple[str, ...]:
                 find_broken_constraint(table, tables[key])
                 or "TorchRec would compute wrong results with it"
             )
-            found.append(f"table '{key}' cannot stay: {why}")
+            misfits.append(f"table '{key}' cannot stay: {why}")
     if not space.co_located([tables[key].ranks for key in space.keys]):
-        found.append("tables that constraints.co_locate ties lie on different ranks")
+        misfits.append("tables that constraints.co_locate ties lie on different ranks")
     short = missing(problem.memory_of(in_use.plan))
-    return (*found, short) if short else tuple(found)
+    return (*misfits, short) if short else tuple(misfits)
 
 
 def lift_move_limit(space: Space) -> Space:
-    """The space with every table free to move."""
+    """Return the space with every table free to move."""
     if space.in_use is None:
         return space
     free = replace(space.in_use, max_moves=len(space.options), max_bytes=None)
@@ -176,14 +174,17 @@ def lift_move_limit(space: Space) -> Space:
 
 
 def space_of_bound(space: Space) -> Space:
-    """The space that the bound is of: where no table may move at all, that of all plans, because
-    a plan that is only rated is compared with the best that moving could bring."""
+    """Return the space that the bound covers.
+
+    If no table may move, it covers all plans: a plan that is only rated is compared with the best
+    plan that moving could reach.
+    """
     fixed = space.in_use is not None and not space.in_use.max_moves
     return lift_move_limit(space) if fixed else space
 
 
 def candidates_in_use(objective: Objective) -> list[Candidate]:
-    """The plan in use as a candidate, if constraints allow it."""
+    """Return the plan in use as a candidate, if constraints allow it."""
     in_use = objective.space.in_use
     choices = tuple(choice for choice in in_use.choices if choice) if in_use else ()
     if len(choices) < len(objective.space.options):
@@ -192,7 +193,7 @@ def candidates_in_use(objective: Objective) -> list[Candidate]:
 
 
 def rate_plan_in_use(objective: Objective) -> RatedPlanInUse | None:
-    """The plan in use as it is: its time, and why it cannot stay; None where there is none."""
+    """Rate the plan in use as it is: its time, and why it cannot stay; None without such a plan."""
     in_use, keys = objective.problem.in_use, objective.space.keys
     if in_use is None:
         return None
@@ -202,7 +203,7 @@ def rate_plan_in_use(objective: Objective) -> RatedPlanInUse | None:
 
 
 def finish_plan(objective: Objective, assignment: Assignment) -> ShardingPlan:
-    """The assignment as a plan; tables that stay keep every field they had."""
+    """Convert the assignment to a plan; tables that stay keep every field they had."""
     plan, choices = objective.sharding_plan(assignment), objective.space.in_use
     in_use = objective.problem.in_use
     if in_use is None or choices is None:

@@ -35,7 +35,7 @@ from search.in_use.moves import moved_tables, overlap, table_memory
 from search.problem import Problem
 
 IN_PLACE = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE)
-"""Sharding types that it moves (`prepare_comm_ops`)."""
+"""Sharding types that TorchRec can move (`prepare_comm_ops`)."""
 STATELESS = (Optimizer.SGD, Optimizer.EXACT_SGD)
 ROW_STATE = (Optimizer.ROWWISE_ADAGRAD,)
 """Optimizers with one state for each row and column shard."""
@@ -46,22 +46,22 @@ MOVED_STATE = (*STATELESS, *ROW_STATE, Optimizer.ADAGRAD, Optimizer.LARS_SGD)
 def find_obstacles(
     tables: Mapping[str, Table], before: ShardingPlan, after: ShardingPlan, moved: Sequence[str]
 ) -> list[str]:
-    """Why a move cannot be made in place, a phrase for each table or module; empty if it can.
+    """List why a move cannot be made in place, a phrase per table or module; empty if it can.
 
     Args:
         tables: of the model, under the keys of both plans.
         moved: keys of those that differ.
     """
-    found = []
+    obstacles = []
     for key in moved:
-        found += [
+        obstacles += [
             f"table '{key}' {why}"
             for why in _of_table(tables[key], before.tables[key], after.tables[key])
         ]
     for module in dict.fromkeys(tables[key].module for key in moved):
         mine = {key: table for key, table in tables.items() if table.module == module}
-        found += [f"module '{module}' {why}" for why in _of_module(mine, before)]
-    return found
+        obstacles += [f"module '{module}' {why}" for why in _of_module(mine, before)]
+    return obstacles
 
 
 def allowed_in_place(
@@ -118,12 +118,12 @@ def _of_module(tables: Mapping[str, Table], before: ShardingPlan) -> Iterator[st
 INTER, INTRA = "between hosts", "within hosts"
 LINKS = (INTER, INTRA)
 PAIR = 2
-"""Ranks of one transfer."""
+"""Number of ranks of one transfer."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """From the plan in use to another one.
+    """Move from the plan in use to another one.
 
     Args:
         tables: keys of those that differ.
@@ -143,11 +143,11 @@ class Move:
 
     @property
     def bytes(self) -> int:
-        """Over all links."""
+        """Bytes over all links."""
         return sum(self.link_bytes.values())
 
     def pays_back_after(self, before_ms: float, after_ms: float) -> float | None:
-        """Steps after which the faster plan has made up for the move; None if it never does, or
+        """Return the steps until the faster plan makes up for the move; None if it never does, or
         nothing moves."""
         if after_ms >= before_ms or not self.tables:
             return None
@@ -162,17 +162,17 @@ class _Traffic:
     received: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
 
     def busiest(self, link: str) -> float:
-        """Bytes of the rank that sends or receives most over a link."""
+        """Return the bytes of the rank that sends or receives most over a link."""
         found = [*self.sent.items(), *self.received.items()]
         return max((size for (way, _), size in found if way == link), default=0.0)
 
     def total(self, link: str) -> float:
-        """Bytes over a link."""
+        """Return the bytes over a link."""
         return sum(size for (way, _), size in self.received.items() if way == link)
 
 
 class MovePrice:
-    """Prices moves from one plan to any other of the same model and ranks.
+    """Pricing of moves from one plan to any other of the same model and ranks.
 
     Args:
         before: the plan in use, under the workload's keys.
@@ -193,7 +193,7 @@ class MovePrice:
         self.table_traffic = lru_cache(maxsize=1 << 14)(self._table_traffic)
 
     def of(self, after: ShardingPlan) -> Move:
-        """The move to a plan."""
+        """Return the move to a plan."""
         moved = tuple(key for key in moved_tables(self.before, after) if self.held[key])
         cut_anew = [key for key, table in self.before.tables.items() if self._differs(key, table)]
         ms, link_bytes = 0.0, dict.fromkeys(LINKS, 0)
@@ -217,19 +217,19 @@ class MovePrice:
         return topology.ddr_cap_bytes if on_cpu else topology.hbm_cap_bytes
 
     def arriving_bytes(self, key: str, plan: TablePlan) -> float:
-        """Bytes that a table's sharding brings to ranks that did not hold them."""
+        """Return the bytes that a table's sharding brings to ranks that did not hold them."""
         if plan == self.before.tables[key] and not self._differs(key, plan):
             return 0.0
         return sum(part.total(link) for part in self.table_traffic(key, plan) for link in LINKS)
 
     def _differs(self, key: str, plan: TablePlan) -> bool:
-        """The table's shards do not lie as a plan has them."""
+        """Return True if the table's shards do not lie as in a plan."""
         return tuple(self.held[key]) != plan.shards
 
     def _table_traffic(self, key: str, after: TablePlan) -> tuple[_Traffic, _Traffic]:
         """Return the traffic of the weights and of the optimizer state of one table."""
         table, before = self.tables[key], self.held[key]
-        found = _Traffic(), _Traffic()
+        traffics = _Traffic(), _Traffic()
         for shard, memory in zip(
             after.shards, table_memory(table, self.problem, after), strict=True
         ):
@@ -237,17 +237,16 @@ class MovePrice:
             weights = shard.size[0] * table.row_bytes(shard.size[1])
             for old, part in self._sources(shard, before):
                 share = part / elements
-                for traffic, size in zip(found, (weights, memory.optimizer_bytes), strict=True):
+                for traffic, size in zip(traffics, (weights, memory.optimizer_bytes), strict=True):
                     link = self._link(old.rank, shard.rank)
                     traffic.sent[link, old.rank] += share * size
                     traffic.received[link, shard.rank] += share * size
-        return found
+        return traffics
 
     def _sources(self, shard: Shard, before: Sequence[Shard]) -> list[tuple[Shard, int]]:
-        """Which shards, on other ranks, a shard's elements come from, and how many of each.
+        """Return the shards on other ranks that send a shard its elements, and how many each sends.
 
-        Of several that have them, as replicas do, the rank's own is the first, then one of its
-        host.
+        Among replicas the rank's own comes first, then one of its host.
         """
         missing = shard.size[0] * shard.size[1]
         near = sorted(
@@ -258,18 +257,18 @@ class MovePrice:
                 old.rank,
             ),
         )
-        found = []
+        sources = []
         for old in near:
             part = min(missing, overlap(shard, old))
             missing -= part
             if part and old.rank != shard.rank:
-                found.append((old, part))
-        return found
+                sources.append((old, part))
+        return sources
 
-    def _link(self, one: int, other: int) -> str:
-        # TorchRec's `_is_intra_comm` asks for the host; what is within a domain is as fast
+    def _link(self, sender: int, receiver: int) -> str:
+        # TorchRec's `_is_intra_comm` compares hosts; links within a domain are as fast
         topology = self.problem.topology
-        return INTRA if topology.group_of(one) == topology.group_of(other) else INTER
+        return INTRA if topology.group_of(sender) == topology.group_of(receiver) else INTER
 
     def _link_ms(self, size_bytes: float, link: str) -> float:
         if not size_bytes:
@@ -288,26 +287,26 @@ class MovePrice:
         return np.sum(parts, axis=0) if parts else np.zeros(self.problem.topology.world_size)
 
     def _rebuild(self, after: ShardingPlan, moved: Sequence[str]) -> tuple[float, int]:
-        """Copies of shards that stay, in ms, and the bytes of the fullest rank while both the old
-        and the new modules exist."""
+        """Return the ms to copy shards that stay, and the bytes of the fullest rank while both the
+        old and the new modules exist."""
         modules = {self.tables[key].module for key in moved}
         world = self.problem.topology.world_size
-        copied, held = np.zeros(world), np.zeros(world)
+        copied, peak = np.zeros(world), np.zeros(world)
         for key, table in self.tables.items():
             old = self._rank_bytes(key, self.before.tables[key])
             new = self._rank_bytes(key, after.tables[key])
             rebuilt = table.module in modules
-            held += old + (new if rebuilt else 0.0)
+            peak += old + (new if rebuilt else 0.0)
             if rebuilt and key not in moved:
                 copied += new
-        return 2 * float(copied.max()) / self.problem.hardware.memory.hbm, round(held.max())
+        return 2 * float(copied.max()) / self.problem.hardware.memory.hbm, round(peak.max())
 
     def _rank_bytes(self, key: str, plan: TablePlan) -> np.ndarray:
-        """Weights and optimizer state of one table on every rank."""
-        found = np.zeros(self.problem.topology.world_size)
+        """Return the bytes of weights and optimizer state of one table, ``[world_size]``."""
+        rank_bytes = np.zeros(self.problem.topology.world_size)
         table = self.tables[key]
         memories = table_memory(table, self.problem, plan)
         for shard, memory in zip(plan.shards, memories, strict=True):
             weights = shard.size[0] * table.row_bytes(shard.size[1])
-            found[shard.rank] += weights + memory.optimizer_bytes
-        return found
+            rank_bytes[shard.rank] += weights + memory.optimizer_bytes
+        return rank_bytes

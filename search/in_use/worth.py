@@ -1,4 +1,4 @@
-"""Plans near one in use whose move pays for itself.
+"""Plans near the plan in use whose move pays for itself.
 
 Over a horizon of ``N`` steps a plan costs ``iteration_ms + move_ms / N`` a step; the plan in use
 has no move. Tables whose own move costs more than it gains go back where they were, and nothing
@@ -18,12 +18,14 @@ from search.in_use.price import MovePrice
 from search.objective import Assignment, Objective, apply
 
 TRIED = 64
-"""Tables that are tried back one by one, those with most bytes first."""
+"""Number of tables that are moved back one by one, those with most bytes first."""
 
 
 def share_of_move(objective: Objective) -> Callable[[Assignment], float]:
-    """What moving to a plan adds to every step of the horizon, in ms; nothing where moves count
-    nothing."""
+    """Return a function from a plan to the ms its move adds to each step of the horizon.
+
+    It returns 0 if there is no plan in use or no horizon.
+    """
     in_use = objective.problem.in_use
     if in_use is None or in_use.horizon is None:
         return lambda assignment: 0.0
@@ -34,7 +36,7 @@ def share_of_move(objective: Objective) -> Callable[[Assignment], float]:
 def prefer_worthwhile(
     objective: Objective, ranked: Sequence[Candidate], tolerance: float
 ) -> list[Candidate]:
-    """The plans and the one in use, with tables back that are not worth their move, cheapest first.
+    """Rank the plans and the one in use, cheapest first; tables not worth their move go back.
 
     Args:
         ranked: plans that fit; at least one.
@@ -43,20 +45,20 @@ def prefer_worthwhile(
     share = share_of_move(objective)
     plans = [_keep_back(objective, share, candidate) for candidate in ranked]
     staying = [c for c in candidates_in_use(objective) if objective.fits(c.assignment)]
-    known = rank_distinct([*plans, *staying], objective.space.in_use)
+    candidates = rank_distinct([*plans, *staying], objective.space.in_use)
     stays = {c.assignment for c in staying}
 
     def cost(candidate: Candidate) -> float:
         ms = candidate.iteration_ms + share(candidate.assignment)
         return ms * (1 - tolerance) if candidate.assignment in stays else ms
 
-    return sorted(known, key=cost)
+    return sorted(candidates, key=cost)
 
 
 def _keep_back(
     objective: Objective, share: Callable[[Assignment], float], candidate: Candidate
 ) -> Candidate:
-    """The plan with tables put back as long as that makes it cheaper."""
+    """Return the plan with tables moved back as long as that makes it cheaper."""
     choices = objective.space.in_use
     assert choices is not None
     current, least = candidate, candidate.iteration_ms + share(candidate.assignment)

@@ -1,4 +1,4 @@
-"""Scenarios: what else the costs and the data could be, and how plans do there.
+"""Scenarios: other costs and data that are possible, and the times of plans under them.
 
 Imports `predictor` and the rest of `search`, but not `search.solve`.
 """

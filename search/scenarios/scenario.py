@@ -30,22 +30,22 @@ from search.problem import Problem, Scenario
 Array = NDArray[np.float64]
 
 DRAWS = 16
-"""Draws of the costs' errors unless somebody says otherwise."""
+"""Default number of draws of the costs' errors."""
 MOST = 256
-"""Scenarios, at most."""
+"""Largest number of scenarios."""
 SEED = 4
-"""Of the draws; expected gains use others."""
+"""Seed of the draws; expected gains use other seeds."""
 AGAIN = 1000
-"""Of draws that no plan was chosen by; every scenario has one of its own from here on."""
+"""Seed of the draws that choose no plan; every scenario has its own seed from here on."""
 
 
 @dataclass(frozen=True)
 class GivenFactors:
-    """A scenario as a file gives it.
+    """Scenario as a file gives it.
 
     Args:
         weight: > 0.
-        factors: profile group -> what its times are multiplied by, > 0.
+        factors: profile group -> factor on its times, > 0.
     """
 
     name: str
@@ -54,7 +54,7 @@ class GivenFactors:
 
 
 def draw_scenarios(problem: Problem, count: int = DRAWS, seed: int = SEED) -> list[Scenario]:
-    """Draws of the errors that the profile states, of equal weight.
+    """Draw scenarios of equal weight from the errors that the profile states.
 
     Costs of one group have one error in common; besides, every kernel, and every table's lookups,
     have their own (`predictor.cost.errors`).
@@ -71,7 +71,7 @@ def draw_scenarios(problem: Problem, count: int = DRAWS, seed: int = SEED) -> li
 
 
 def window_scenarios(problem: Problem, windows: Mapping[str, Workload]) -> list[Scenario]:
-    """The data of some windows, with costs as predicted, of equal weight.
+    """Return a scenario of equal weight for the data of each window, with costs as predicted.
 
     Args:
         windows: name -> the workload with that window's data; same tables and features.
@@ -88,26 +88,28 @@ def _in_window(problem: Problem, workload: Workload) -> Problem:
     )
 
 
-def given_scenarios(problem: Problem, given: Sequence[GivenFactors]) -> list[Scenario]:
-    """Costs multiplied as given, group by group."""
+def given_scenarios(problem: Problem, scenarios: Sequence[GivenFactors]) -> list[Scenario]:
+    """Return the scenarios of a file: the costs of each group times its factor."""
     return [
         Scenario(
             scenario.name, scenario.weight, replace(problem, errors=GivenErrors(scenario.factors))
         )
-        for scenario in given
+        for scenario in scenarios
     ]
 
 
 def join_scenarios(*sets: Sequence[Scenario]) -> tuple[Scenario, ...]:
-    """Several sets as one, each with the weight that its share of the scenarios has."""
+    """Join several sets; each set weighs as much as its share of the scenarios."""
     count = sum(map(len, sets))
     return tuple(
-        replace(one, weight=one.weight * len(some) / count) for some in sets for one in some
+        replace(scenario, weight=scenario.weight * len(scenarios) / count)
+        for scenarios in sets
+        for scenario in scenarios
     )
 
 
 class ScenarioScorer:
-    """Scores plans under all scenarios in one pass for each window of data.
+    """Scorer of plans under all scenarios, in one pass for each window of data.
 
     Args:
         objective: of the problem as given; numbers its plans.
@@ -116,8 +118,8 @@ class ScenarioScorer:
     def __init__(self, objective: Objective, scenarios: Iterable[Scenario]) -> None:
         self.scenarios = tuple(scenarios)
         by_data: dict[int, list[int]] = {}
-        for i, one in enumerate(self.scenarios):
-            by_data.setdefault(id(one.problem.workload), []).append(i)
+        for i, scenario in enumerate(self.scenarios):
+            by_data.setdefault(id(scenario.problem.workload), []).append(i)
         self._passes = [(mine, *self._pass(objective, mine)) for mine in by_data.values()]
 
     def _pass(self, objective: Objective, mine: Sequence[int]) -> tuple[Objective, PerturbedScorer]:
@@ -143,7 +145,7 @@ class ScenarioScorer:
         return np.array([scenario.weight for scenario in self.scenarios])
 
     def score(self, assignments: Sequence[Assignment]) -> Array:
-        """Predicted iteration time in ms, ``[plans, scenarios]``."""
+        """Return the predicted iteration times in ms, ``[plans, scenarios]``."""
         times = np.zeros((len(assignments), len(self.scenarios)))
         for mine, objective, scorer in self._passes:
             numbers = np.array([objective.numbers(a) for a in assignments])
@@ -151,18 +153,18 @@ class ScenarioScorer:
         return times
 
     def score_again(self, assignments: Sequence[Assignment], count: int) -> Array:
-        """The same under errors that no plan was chosen by, ``[plans, scenarios, count]``.
+        """Return times in ms under errors that chose no plan, ``[plans, scenarios, count]``.
 
-        A scenario that is a draw becomes other draws. One whose costs are as predicted gets so many
-        draws, which all such scenarios share: these differ in their data alone. Given factors stay.
+        A scenario that is a draw becomes ``count`` other draws. Scenarios with costs as predicted
+        differ only in their data, so they share ``count`` draws. Factors from a file stay.
         """
         times = np.zeros((len(assignments), len(self.scenarios), count))
         for mine, objective, _ in self._passes:
             problem = objective.problem
             errors = JoinedErrors(self._again(problem, index, count) for index in mine)
             numbers = np.array([objective.numbers(a) for a in assignments])
-            found = problem.perturbed(objective.scorer, errors).score_numbered(numbers)
-            times[:, mine] = found.reshape(len(assignments), len(mine), count)
+            scores = problem.perturbed(objective.scorer, errors).score_numbered(numbers)
+            times[:, mine] = scores.reshape(len(assignments), len(mine), count)
         return times
 
     def _again(self, problem: Problem, index: int, count: int) -> CostErrors:

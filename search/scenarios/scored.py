@@ -1,10 +1,10 @@
-"""Plans that are known, with their times in all scenarios; and searches that add more.
+"""Scored plans with their times in all scenarios, and searches that add more.
 
 A plan's regret in a scenario is how much slower it is than the best plan of that scenario (Savage
 1951). That plan is not known, but every plan that is scored in all scenarios may be it: those of
 the search as given, those of the search over scenarios, and those of a short local search in the
-few scenarios that order plans most unlike the others. How far the best known is from the best there
-is, the scenario's lower bound says.
+few scenarios that order plans most unlike the others. The scenario's lower bound limits how far the
+best known plan is from the optimum.
 
 Why: docs/decisions/0030-choosing-among-plans.md.
 """
@@ -27,13 +27,12 @@ from search.surrogate import Surrogate
 Array = NDArray[np.float64]
 
 FEW = 6
-"""Scenarios that are searched by themselves."""
+"""Number of scenarios that get their own search."""
 FRESH, SURE = 64, 0.95
-"""Draws by which a plan for all scenarios is told apart from one that is faster as given, and the
-share of them in which it must be the better one."""
+"""Number of draws that compare a plan for all scenarios with one that is faster in the problem as
+given, and the share of draws in which it must be better."""
 STEPS = 20
-"""Refinements of the bound of every scenario, and then of the one that proves least, again and
-again."""
+"""Refinements of the bound of every scenario, then repeatedly of the loosest one."""
 
 
 class RatedPlans:
@@ -63,15 +62,15 @@ class RatedPlans:
         self.add(plans)
 
     def add(self, plans: Iterable[Assignment]) -> None:
-        """Score plans that are not known yet."""
-        known = {*self.plans}
-        more = [plan for plan in dict.fromkeys(plans) if plan not in known]
+        """Score plans that are not scored yet."""
+        scored = {*self.plans}
+        more = [plan for plan in dict.fromkeys(plans) if plan not in scored]
         if more:
             self.times = np.concatenate((self.times, self.score(more)))
             self.plans += more
 
     def score(self, plans: Sequence[Assignment]) -> Array:
-        """The times of plans, ``[plans, scenarios]``; remembers the least of every scenario."""
+        """Return the times of plans in ms, ``[plans, scenarios]``; update each scenario's least."""
         times = self.scorer.score(plans) + self._added(plans)[:, None]
         self.best_ms = np.minimum(self.best_ms, times.min(axis=0))
         return times
@@ -80,7 +79,7 @@ class RatedPlans:
         return np.array([self.added_ms(plan) for plan in plans])
 
     def best_of(self, scenario: int) -> Assignment:
-        """The best known plan of one scenario."""
+        """Return the best known plan of one scenario."""
         return self.plans[int(self.times[:, scenario].argmin())]
 
     def measure(self, aim: str) -> Callable[[Array], Array]:
@@ -102,10 +101,10 @@ class RatedPlans:
         plans = [plan, other]
         times = self.scorer.score_again(plans, FRESH) + self._added(plans)[:, None, None]
         if aim == MEAN:
-            mine, others = np.einsum("psd,s->pd", times, self.scorer.weights)
+            plan_values, other_values = np.einsum("psd,s->pd", times, self.scorer.weights)
         else:
-            mine, others = (times / times.min(axis=0)).max(axis=1)
-        return bool((mine < others).mean() >= SURE)
+            plan_values, other_values = (times / times.min(axis=0)).max(axis=1)
+        return bool((plan_values < other_values).mean() >= SURE)
 
     def objective(self, nominal: Objective, aim: str) -> RatedObjective:
         """Return the objective of a search for an aim."""
@@ -115,8 +114,9 @@ class RatedPlans:
     def improve(
         self, surrogate: Surrogate, evaluations: int, seed: int, stop: Callable[..., bool]
     ) -> int:
-        """A local search in each of the scenarios most unlike the others, from its best known plan;
-        returns the plans scored.
+        """Run a local search in each of the scenarios most unlike the others.
+
+        Each starts from the best known plan of its scenario. Return the number of plans scored.
 
         Args:
             surrogate: of the problem as given; it only says which changes are worth trying.
@@ -135,13 +135,13 @@ class RatedPlans:
         return spent
 
     def _most_unlike(self) -> list[int]:
-        """The scenarios in which the known plans compare least as they do on average."""
+        """Return the scenarios that compare the known plans most unlike the average."""
         shares = self.times / self.best_ms
         apart = np.abs(shares - shares.mean(axis=1, keepdims=True)).mean(axis=0)
         return [int(index) for index in np.argsort(-apart, kind="stable")[:FEW]]
 
     def bounds(self, chosen: Assignment, steps: int, stop: Callable[..., bool]) -> Array:
-        """A lower bound of every scenario in ms, ``[scenarios]``; 0 where time was up.
+        """Return a lower bound of every scenario in ms, ``[scenarios]``; 0 if time was up.
 
         Args:
             chosen: the known plan that they are compared with.
@@ -156,7 +156,7 @@ class RatedPlans:
             bounds.append(LowerBound(own.problem, own.space, own.scorer))
             if stop():
                 continue
-            # errors of the costs are put on top of what hulls are of
+            # hulls leave out the errors of the costs, so scenarios with the same data share them
             mine = hulls.setdefault(id(own.problem.workload), bounds[-1].choices.hulls)
             bounds[-1].choices.hulls = mine
             bounds_ms[index] = bounds[-1].solve(STEPS, self.best_ms[index])
@@ -172,12 +172,12 @@ class RatedPlans:
 
 
 def scenario_times(
-    known: RatedPlans, chosen: Assignment, bounds: Sequence[float] | Array
+    rated: RatedPlans, chosen: Assignment, bounds: Sequence[float] | Array
 ) -> tuple[ScenarioTimes, ...]:
     """Return the times of a known plan in every scenario."""
-    ours = known.times[known.plans.index(chosen)].tolist()
-    best, scenarios = known.best_ms.tolist(), known.scorer.scenarios
+    ours = rated.times[rated.plans.index(chosen)].tolist()
+    best, scenarios = rated.best_ms.tolist(), rated.scorer.scenarios
     return tuple(
-        ScenarioTimes(one.name, one.weight, mine, least, float(bound))
-        for one, mine, least, bound in zip(scenarios, ours, best, bounds, strict=True)
+        ScenarioTimes(scenario.name, scenario.weight, mine, least, float(bound))
+        for scenario, mine, least, bound in zip(scenarios, ours, best, bounds, strict=True)
     )

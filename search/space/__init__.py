@@ -1,3 +1,3 @@
-"""The options of every table. `option` says what one is, `enumerate` lists them, `filters` takes
-out what repeats another or fits nowhere. May import `problem` alone.
+"""Options of every table: `option` defines one, `enumerate` lists them, `filters` removes those
+that repeat another or fit nowhere. May import `problem` alone.
 """

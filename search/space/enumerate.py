@@ -1,4 +1,4 @@
-"""The options of every table: TorchRec's, and a few that shardopt adds on purpose and marks.
+"""Options of every table: TorchRec's, and a few that shardopt adds on purpose and marks.
 
 TorchRec's rules are those of `EmbeddingEnumerator.enumerate` (planner/enumerators.py) over the
 sharders of EmbeddingBagCollection and EmbeddingCollection (`BaseEmbeddingSharder` in
@@ -189,7 +189,7 @@ def listed_kernels(
 
 
 class _TableOptions:
-    """The options of one table."""
+    """Options of one table."""
 
     def __init__(self, index: int, workload: Workload, topology: Topology, device: str) -> None:
         self.index, self.workload, self.topology, self.device = index, workload, topology, device
@@ -198,20 +198,20 @@ class _TableOptions:
         self.width = column_width(self.table.embedding_dim, self.wants.min_partition)
 
     def every(self, extended: bool) -> Iterator[Option]:
-        """TorchRec's, and what shardopt adds if asked for."""
+        """Yield TorchRec's options, and those that shardopt adds if ``extended``."""
         usual = [(kind, self.width, kernel) for kind in self.types for kernel in self.kernels(kind)]
         if not extended:
-            for of in usual:
-                yield self.option(*of)
+            for way in usual:
+                yield self.option(*way)
             return
-        for of in usual:
+        for way in usual:
             # TorchRec gives a launch the mean of the factors that its tables name (`group_tables`
             # in embedding_sharding.py), not of those they leave open, so the default is named, too
-            for factor in self.load_factors(*of):
-                yield self.option(*of, factor, added=factor not in (None, LOAD_FACTORS[0]))
+            for factor in self.load_factors(*way):
+                yield self.option(*way, factor, added=factor not in (None, LOAD_FACTORS[0]))
         added = [(kind, width, k) for kind, width in self.splits() for k in self.kernels(kind)]
-        for of in [*added, *self.named_dense()]:
-            yield self.option(*of, self.load_factors(*of)[0], added=True)
+        for way in [*added, *self.named_dense()]:
+            yield self.option(*way, self.load_factors(*way)[0], added=True)
 
     def option(
         self,
@@ -277,17 +277,18 @@ class _TableOptions:
     def load_factors(
         self, kind: ShardingType, width: int, kernel: ComputeKernel
     ) -> tuple[float | None, ...]:
-        """Sizes of its cache, if no constraint sets one."""
+        """Return the cache load factors to try; None alone if a constraint sets one."""
         if not kernel.has_load_factor or self.wants.cache_load_factor is not None:
             return (None,)
         if kernel is not ComputeKernel.FUSED_UVM_CACHING:
             return LOAD_FACTORS
-        left = self.left_over(kind, width)
-        return LOAD_FACTORS if left is None else (*LOAD_FACTORS, left)
+        factor = self.left_over(kind, width)
+        return LOAD_FACTORS if factor is None else (*LOAD_FACTORS, factor)
 
     def left_over(self, kind: ShardingType, width: int) -> float | None:
-        """The size of a cache that takes the memory left over, of a table with a shard that no
-        device has room for; None of others.
+        """Return the load factor of a cache that fills the remaining memory.
+
+        It is None unless the table has a shard too large for every device.
 
         Smaller tables have their bytes on the mean rank, and those too large share the rest by
         their bytes. Of two digits, rounded down, so that caches are told apart that differ.
@@ -306,9 +307,9 @@ class _TableOptions:
         (empty,) = shard_memory(
             table, self.workload, topology, kind, ComputeKernel.FUSED_UVM, [max(sizes)]
         )
-        taken = empty.hbm_bytes + empty.flight_bytes
-        left = FILLED * room - small / world - rows * INDEX_BYTES - taken
-        share = table.weight_bytes / large * left / (rows * (row_bytes + SLOT_BYTES))
+        fixed_bytes = empty.hbm_bytes + empty.flight_bytes
+        free_bytes = FILLED * room - small / world - rows * INDEX_BYTES - fixed_bytes
+        share = table.weight_bytes / large * free_bytes / (rows * (row_bytes + SLOT_BYTES))
         if share <= 0:
             return None
         digits = 1 - math.floor(math.log10(share))
@@ -316,9 +317,9 @@ class _TableOptions:
         return rounded if rounded not in LOAD_FACTORS else None
 
     def splits(self) -> Iterator[tuple[ShardingType, int]]:
-        """Sharding type and column width of every added split."""
+        """Yield sharding type and column width of every added split."""
         named, dim = self.wants.sharding_types, self.table.embedding_dim
-        known = self.wants.offered is not None or not self.workload.training
+        fixed = self.wants.offered is not None or not self.workload.training
         pooled, topology, types = self.table.is_pooled, self.topology, self.types
         grid_named = ShardingType.GRID_SHARD in types
         limits = {
@@ -330,16 +331,16 @@ class _TableOptions:
                 if width != self.width and dim // width <= most and kind in types:
                     yield kind, width
             # TorchRec tries GRID only where it is named, and then at one width
-            grid = (grid_named and width != self.width) or not (grid_named or named or known)
+            grid = (grid_named and width != self.width) or not (grid_named or named or fixed)
             if grid and pooled and self.device == "cuda" and dim // width <= topology.groups:
                 yield ShardingType.GRID_SHARD, width
         by_row = ShardingType.ROW_WISE
         # TorchRec's sharder lists row_wise for cuda only; the runtime has it
-        if self.device == "cpu" and pooled and not known and (not named or by_row in named):
+        if self.device == "cpu" and pooled and not fixed and (not named or by_row in named):
             yield by_row, dim
 
     def named_dense(self) -> Iterator[tuple[ShardingType, int, ComputeKernel]]:
-        """The dense kernel beyond data-parallel, where a constraint names both."""
+        """Yield the dense kernel beyond data-parallel if a constraint names both."""
         wants = self.wants
         dense = ComputeKernel.DENSE in (wants.compute_kernels or ())
         if dense and wants.offered is None and wants.sharding_types:
@@ -349,7 +350,7 @@ class _TableOptions:
 
 
 def column_width(dim: int, min_partition: int | None = None) -> int:
-    """TorchRec's one width: the smallest divisor that is a multiple of 4 and at least the minimum.
+    """Return TorchRec's width: the smallest divisor that is a multiple of 4 and >= the minimum.
 
     `_get_block_size_for_cw_shard` and `_find_base_dim` in sharding_plan.py; the whole dim where
     there is none.
@@ -359,7 +360,7 @@ def column_width(dim: int, min_partition: int | None = None) -> int:
 
 @lru_cache(maxsize=256)
 def _widths(minimum: int, dim: int) -> tuple[int, ...]:
-    """Divisors of ``dim`` from ``minimum``, below ``dim``, that are multiples of 4; rising."""
+    """Return the divisors of ``dim`` in [minimum, dim) that are multiples of 4, ascending."""
     small = [d for d in range(1, math.isqrt(dim) + 1) if dim % d == 0]
     divisors = {*small, *(dim // d for d in small)}
     return tuple(sorted(w for w in divisors if minimum <= w < dim and w % LANE == 0))
@@ -399,24 +400,24 @@ def _excluded(table: Table, device: str, *, training: bool) -> list[tuple[str, s
     out: list[tuple[str, str]] = []
     if wants.sharding_types:
         allowed = ", ".join(wants.sharding_types)
-        what = "a pooled table" if table.is_pooled else "a table with pooling: none"
-        what = what if training else "inference"
+        subject = "a pooled table" if table.is_pooled else "a table with pooling: none"
+        subject = subject if training else "inference"
         out += [
             (t.value, f"constraints.sharding_types allows only {allowed}")
             for t in listed
             if t not in wants.sharding_types
         ]
         out += [
-            (str(t), f"TorchRec does not offer it for {what} on {device}")
+            (str(t), f"TorchRec does not offer it for {subject} on {device}")
             for t in wants.sharding_types
             if t not in listed
         ]
     if wants.compute_kernels:
         allowed = ", ".join(wants.compute_kernels)
-        known = dict.fromkeys(k for t in listed for k in listed_kernels(table, t, device))
+        kernels = dict.fromkeys(k for t in listed for k in listed_kernels(table, t, device))
         out += [
             (k.value, f"constraints.compute_kernels allows only {allowed}")
-            for k in known
+            for k in kernels
             if k not in wants.compute_kernels
         ]
     return out

@@ -1,5 +1,5 @@
-"""What is left out of a space: repeats, what fits nowhere, what TorchRec would compute wrong, and
-host memory where device memory is ample."""
+"""Filters of a space. They drop repeated options, options that fit nowhere, options that TorchRec
+computes wrong, and host memory if device memory is ample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AMPLE = 0.7
 
 
 def deduplicate(space: Space, topology: Topology) -> Space:
-    """Without options that put the same bytes on the same ranks as a simpler one of the space.
+    """Drop options that put the same bytes on the same ranks as a simpler one of the space.
 
     An option goes only if the one it repeats stays, so that a constraint's only type is kept.
     Column-wise with one shard stays where other tables of the module can be split by columns: it
@@ -33,8 +33,8 @@ def deduplicate(space: Space, topology: Topology) -> Space:
 
     def stays(option: Option, there: set[tuple[ShardingType, ComputeKernel, int]]) -> bool:
         if option.sharding_type is column and option.num_shards == 1:
-            others = (m == option.module and t != option.table for m, t in splitting)
-            if any(others):
+            splitting_beside = (m == option.module and t != option.table for m, t in splitting)
+            if any(splitting_beside):
                 return True
         twin = _twin(option, topology)
         return twin is None or (twin[0], option.compute_kernel, twin[1]) not in there
@@ -47,7 +47,7 @@ def deduplicate(space: Space, topology: Topology) -> Space:
 
 
 def _twin(option: Option, topology: Topology) -> tuple[ShardingType, int] | None:
-    """Type and column width of the simpler option it repeats."""
+    """Return type and column width of the simpler option that this one repeats; None if none."""
     dim = option.offsets[-1][1] + option.sizes[-1][1]  # the last shard has the last columns
     kind, width, groups = option.sharding_type, option.column_width, topology.groups
     if topology.world_size == 1 and kind is ShardingType.ROW_WISE:
@@ -65,8 +65,8 @@ def _twin(option: Option, topology: Topology) -> tuple[ShardingType, int] | None
 
 
 def find_simplest(space: Space, option: Option, topology: Topology) -> Option | None:
-    """The option of the space that stands for another one: itself, or a simpler one that puts the
-    same bytes on the same ranks. Its shards lie where the first ones of the other lie.
+    """Return the option of the space for another one: itself, or a simpler one that puts the same
+    bytes on the same ranks. Its shards lie where the first ones of the other lie.
     """
     options, twin = space.options[option.table], _twin(option, topology)
     if option in options or twin is None:
@@ -78,7 +78,7 @@ def find_simplest(space: Space, option: Option, topology: Topology) -> Option | 
 
 
 def prune(space: Space, topology: Topology) -> Space:
-    """Without options that cannot be placed even alone: no rank allowed, or none large enough.
+    """Drop options that cannot be placed even alone: no rank is allowed, or none is large enough.
 
     Raises `InfeasibleError` when a table is left without an option.
     """
@@ -98,7 +98,7 @@ def fits_alone(option: Option, topology: Topology) -> bool:
 
 
 def _misfit(option: Option, topology: Topology) -> str:
-    """Why the option cannot be placed on an empty cluster, or an empty string."""
+    """Return why the option cannot be placed on an empty cluster, or an empty string."""
     if topology.job is not None and not is_averaged(option.sharding_type, option.compute_kernel):
         return f"replica groups do not average tables with the kernel {option.compute_kernel}"
     legal = option.legal_ranks(topology)
@@ -138,8 +138,8 @@ def _misfit(option: Option, topology: Topology) -> str:
 def _short_alone(
     option: Option, legal: AllowedPlacements, topology: Topology
 ) -> Iterator[tuple[int, int]]:
-    """The largest shard of each run that fits on none of its ranks, each taken alone with its
-    shard, and the bytes that are missing."""
+    """Yield the largest shard of each run that fits on none of its ranks alone, and the missing
+    bytes."""
     hbm, ddr = option.bytes_of
     caps = list(zip(topology.hbm_cap_bytes, topology.ddr_cap_bytes, strict=True))
     start = 0
@@ -160,12 +160,12 @@ def _short_alone(
 
 
 def raise_nothing_left(key: str, out: Sequence[tuple[str, str]]) -> NoReturn:
-    """The error for a table that no option remains for.
+    """Raise the error for a table without any option.
 
     Args:
-        out: what it may not be, and why.
+        out: excluded choices, each with the reason.
     """
-    lines = "".join(f"\n  {what}: {reason}" for what, reason in out)
+    lines = "".join(f"\n  {choice}: {reason}" for choice, reason in out)
     advice = "widen its constraints: sharding_types, compute_kernels or ranks"
     inputs: tuple[str, ...] = ()
     if any(" more than " in reason for _, reason in out):
@@ -179,7 +179,7 @@ def raise_nothing_left(key: str, out: Sequence[tuple[str, str]]) -> NoReturn:
 
 
 def drop_unsound(space: Space, workload: Workload, device: str) -> Space:
-    """Without what miscomputes; a table that has nothing else keeps it.
+    """Drop options that miscompute; a table with nothing else keeps them.
 
     Row splits sum first and divide afterwards. TorchRec (1.7 to 1.9) applies the divisor to every
     output of the module unless all its tables are row-split, and not at all under GRID
@@ -209,9 +209,11 @@ def drop_unsound(space: Space, workload: Workload, device: str) -> Space:
 
 
 def miscomputes(option: Option, workload: Workload, device: str) -> bool:
-    """Whether TorchRec computes wrong results with an option, whatever lies beside it: means under
-    GRID; sequences of dense tables on the CPU, whose kernel in FBGEMM pools what an
-    EmbeddingCollection keeps apart."""
+    """Return True if TorchRec computes wrong results with an option in any plan.
+
+    It does for means under GRID, and for sequences of dense tables on the CPU: FBGEMM's kernel
+    pools them, an EmbeddingCollection does not.
+    """
     table = workload.tables[option.table]
     if option.compute_kernel is ComputeKernel.DENSE and not table.is_pooled and device == "cpu":
         return True
@@ -219,10 +221,9 @@ def miscomputes(option: Option, workload: Workload, device: str) -> bool:
 
 
 def drop_uvm(space: Space, topology: Topology, share: float = AMPLE) -> Space:
-    """Without UVM kernels if the tables need no more than a share of device memory without them:
-    they cost time and save only memory.
+    """Drop UVM kernels if the tables need no more than a share of device memory without them.
 
-    Tables for which nothing else is left keep them.
+    UVM kernels cost time and save only memory. Tables with nothing else keep them.
 
     Args:
         share: in (0, 1]; the default is where device memory is ample.
@@ -235,8 +236,10 @@ def drop_uvm(space: Space, topology: Topology, share: float = AMPLE) -> Space:
 
 
 def drop_uncached(space: Space) -> Space:
-    """Without tables that every lookup reads from host memory past a cache, where a cache fits or
-    device memory does; constraints that name no other kernel keep theirs."""
+    """Drop uncached UVM options of tables that have another kernel.
+
+    Without a cache, every lookup reads host memory.
+    """
     uncached = ComputeKernel.FUSED_UVM
     remaining = tuple(
         tuple(o for o in options if o.compute_kernel is not uncached) or options

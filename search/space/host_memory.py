@@ -1,4 +1,4 @@
-"""Notes on tables in host memory: why they are there, and what their caches take."""
+"""Notes on tables in host memory: the reason, and the memory of their caches."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from search.space.enumerate import enumerate_space
 from search.space.filters import fits_alone
 
 NAMED_BYTES = 256 * MIB
-"""From here on what a cache of unlike tables wastes on a rank is mentioned."""
+"""Bytes wasted on a rank by a cache of unlike tables from which a note mentions them."""
 PLACING = ("sharding_types", "compute_kernels", "ranks", "min_partition", "co_locate")
 """Constraints that say where shards may lie, or how large they are."""
 
 
 def memory_notes(problem: Problem, plan: ShardingPlan) -> tuple[str, ...]:
-    """A sentence each on tables that no device has room for, and on caches that waste memory."""
+    """Return a sentence each on tables too large for devices, and on caches that waste memory."""
     return tuple(filter(None, (*_host_memory_notes(problem, plan), _cache_note(problem, plan))))
 
 
 def _host_memory_notes(problem: Problem, plan: ShardingPlan) -> tuple[str, ...]:
-    """A sentence for each table that is in host memory as no device has room for its shards: what
-    constraints keep it from device memory, or that nothing would."""
+    """Return a sentence for each table in host memory because no device has room for its shards.
+
+    It names the constraints that keep the table from device memory, if dropping them would help.
+    """
     workload, device = problem.workload, problem.hardware.device
     moved = [
         index
@@ -64,9 +66,9 @@ def _host_memory_notes(problem: Problem, plan: ShardingPlan) -> tuple[str, ...]:
         size = format_bytes(table.weight_bytes)
         if as_it_could:
             named = [n for n in PLACING if getattr(table.constraints, n) is not None]
-            given = "; ".join(f"{n}: {_shown(getattr(table.constraints, n))}" for n in named)
+            listed = "; ".join(f"{n}: {_shown(getattr(table.constraints, n))}" for n in named)
             notes.append(
-                f"Table '{key}' ({size}) is {where}: its constraints ({given}) leave no device "
+                f"Table '{key}' ({size}) is {where}: its constraints ({listed}) leave no device "
                 "with room for it; without them it fits in device memory"
             )
         else:
@@ -75,7 +77,7 @@ def _host_memory_notes(problem: Problem, plan: ShardingPlan) -> tuple[str, ...]:
 
 
 def _asks_for_host_memory(wants: Constraints) -> bool:
-    """Its constraints allow no kernel of device memory."""
+    """Return True if the constraints allow no kernel of device memory."""
     named = wants.compute_kernels or ()
     return bool(named) and set(named) <= set(UVM_KERNELS)
 
@@ -87,8 +89,10 @@ def _shown(value: object) -> str:
 
 
 def _cache_note(problem: Problem, plan: ShardingPlan) -> str:
-    """What caches take for tables of unlike width in one launch, and what a cache for every width
-    would take and cost; empty where that is little."""
+    """Return a note on cache memory wasted by tables of unlike width in one launch.
+
+    It names the cost of a cache for every width; it is empty if little is wasted.
+    """
     workload, device = problem.workload, problem.hardware.device
     more = {} if device == "cpu" else plan_sharing_bytes(workload, plan)
     apart = split_caches(plan)
@@ -108,16 +112,19 @@ def _cache_note(problem: Problem, plan: ShardingPlan) -> str:
 
 
 def split_caches(plan: ShardingPlan) -> ShardingPlan:
-    """The plan with a cache for every width: TorchRec groups tables by all parameters of a cache
-    but its load factor (`_get_grouping_fused_params`), and FBGEMM keeps ``reserved_memory`` bytes
-    free only where the cache is larger than what is free."""
+    """Return the plan with a cache for every width.
+
+    TorchRec groups tables by all parameters of a cache but its load factor
+    (`_get_grouping_fused_params`). FBGEMM keeps ``reserved_memory`` bytes free only if the cache is
+    larger than the free memory.
+    """
 
     def split(table: TablePlan) -> TablePlan:
         if table.compute_kernel is not ComputeKernel.FUSED_UVM_CACHING:
             return table
         width = float(max(shard.size[1] for shard in table.shards))
-        given = table.parameters.get("cache_params") or {}
-        named = {"load_factor": DEFAULT_CACHE_LOAD_FACTOR, **given, "reserved_memory": width}
+        params = table.parameters.get("cache_params") or {}
+        named = {"load_factor": DEFAULT_CACHE_LOAD_FACTOR, **params, "reserved_memory": width}
         return replace(table, parameters={**table.parameters, "cache_params": named})
 
     return replace(plan, tables={key: split(table) for key, table in plan.tables.items()})

@@ -40,7 +40,7 @@ PARTITION = {
 
 @dataclass(frozen=True)
 class AllowedPlacements:
-    """The placements an option allows.
+    """Placements that an option allows.
 
     Args:
         units: runs of consecutive shards that are placed together. ``units[u]`` lists the
@@ -54,7 +54,7 @@ class AllowedPlacements:
 
     @property
     def is_empty(self) -> bool:
-        """Some run can go nowhere."""
+        """True if some run of shards has no legal rank."""
         return not all(self.units)
 
 
@@ -90,7 +90,7 @@ class Option:
 
     @property
     def by_row(self) -> bool:
-        """Its rows are split, and what the parts give is added up."""
+        """True if rows are split and the partial sums are added up."""
         return self.sharding_type in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 
     @property
@@ -115,14 +115,14 @@ class Option:
 
     @cached_property
     def way(self) -> tuple[object, ...]:
-        """Key that tells it apart from the other options of its table."""
+        """Key that is unique among the options of the table."""
         parameters = {"enforce_hbm": self.enforce_hbm}
         host = _host_memory(self.compute_kernel, self.cache_load_factor, parameters)
         return self.sharding_type, self.compute_kernel, self.sizes, self.offsets, *host
 
     @property
     def label(self) -> str:
-        """E.g. ``CW32/fused``."""
+        """Short name, such as ``CW32/fused``."""
         split = (
             ShardingType.COLUMN_WISE,
             ShardingType.TABLE_COLUMN_WISE,
@@ -157,7 +157,7 @@ class Option:
         )
 
     def is_legal(self, ranks: Sequence[int], topology: Topology) -> bool:
-        """These ranks, one a shard, are a legal placement."""
+        """Return True if these ranks, one per shard, are a legal placement."""
         legal = self.legal_ranks(topology)
         if len(ranks) != self.num_shards or legal.is_empty:
             return False
@@ -183,25 +183,25 @@ def _host_memory(
 
 @lru_cache(maxsize=64)
 def _one_by_one(ranks: tuple[int, ...]) -> tuple[tuple[int], ...]:
-    """Every rank alone; kept, because thousands of options share it."""
+    """Return every rank alone; cached, because thousands of options share it."""
     return tuple((rank,) for rank in ranks)
 
 
 @lru_cache(maxsize=64)
 def _allowed(world_size: int, ranks: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The ranks that a constraint leaves, in order; all without one."""
+    """Return the ranks that a constraint allows, in order; all without one."""
     return tuple(range(world_size) if ranks is None else sorted(set(ranks)))
 
 
 @lru_cache(maxsize=64)
 def _groups(size: int, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Ranks of every intra group, of ``size`` ranks each, of which all are allowed."""
+    """Return the ranks of every intra group of ``size`` ranks whose ranks are all allowed."""
     groups = (tuple(range(first, first + size)) for first in allowed if first % size == 0)
     return tuple(filter(frozenset(allowed).issuperset, groups))
 
 
 def place(option: Option, ranks: Sequence[int]) -> TablePlan:
-    """The table plan with shard ``i`` on ``ranks[i]``."""
+    """Return the table plan with shard ``i`` on ``ranks[i]``."""
     if len(ranks) != option.num_shards:
         raise PlanError(f"{len(ranks)} ranks for the {option.num_shards} shards of {option.label}")
     parameters: dict[str, Any] = {}
@@ -219,7 +219,7 @@ def place(option: Option, ranks: Sequence[int]) -> TablePlan:
 
 
 Choice = tuple[Option, tuple[int, ...]]
-"""How one table is sharded and the rank of every shard."""
+"""Sharding of one table, and the rank of every shard."""
 
 
 @dataclass(frozen=True)
@@ -243,15 +243,15 @@ class ChoicesInUse:
 
     @property
     def is_limited(self) -> bool:
-        """Some table may have to stay."""
+        """True if some table may have to stay."""
         return self.max_moves < len(self.choices) or self.max_bytes is not None
 
     def moved_bytes(self, assignment: Sequence[Choice]) -> float:
-        """Bytes that reach ranks which do not hold them."""
+        """Return the bytes that reach ranks without them."""
         return sum(self.arriving_bytes(t, assignment[t]) for t in self.moved(assignment))
 
     def moved(self, assignment: Sequence[Choice]) -> list[int]:
-        """Tables that have another option or other ranks than in use."""
+        """Return the tables that have another option or other ranks than in use."""
         pairs = zip(assignment, self.choices, strict=True)
         return [
             table
@@ -260,7 +260,7 @@ class ChoicesInUse:
         ]
 
     def allows(self, assignment: Sequence[Choice]) -> bool:
-        """It moves no more tables and bytes than allowed."""
+        """Return True if it moves no more tables and bytes than allowed."""
         if not self.is_limited:
             return True
         if len(self.moved(assignment)) > self.max_moves:
@@ -289,16 +289,16 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Options over all tables."""
+        """Number of options over all tables."""
         return sum(map(len, self.options))
 
     @property
     def every_option(self) -> list[Option]:
-        """The options of all tables, one after the other."""
+        """Options of all tables, one after the other."""
         return [option for table in self.options for option in table]
 
     def option_of(self, table: int, plan: TablePlan) -> Option | None:
-        """The option that a table plan is a placement of, or None."""
+        """Return the option that a table plan places, or None."""
         key = (
             plan.sharding_type,
             plan.compute_kernel,
@@ -309,25 +309,27 @@ class Space:
         return next((o for o in self.options[table] if o.way == key), None)
 
     def divides_right(self, options: Sequence[Option]) -> bool:
-        """TorchRec divides by the lengths of bags what is to be divided, and nothing else."""
+        """Return True if TorchRec divides exactly the means by the lengths of their bags."""
         return not any(True for _ in self.wrong_means(options))
 
     def wrong_means(self, options: Sequence[Option]) -> Iterator[int]:
-        """Tables with pooling mean that are split by rows, where others of their module are not."""
+        """Yield mean-pooled tables that are split by rows while others of their module are not."""
         for means, tables in self.means:
             if not all(options[t].by_row for t in tables):
                 yield from (t for t in means if options[t].by_row)
 
     def beside(self, options: Sequence[Option]) -> Space:
-        """The plans whose modules with means have their rows split where these options have: each
-        of their tables can change its option alone."""
-        kept = list(self.options)
+        """Return the plans that split rows in the same modules with means as these options do.
+
+        Each of their tables can change its option alone.
+        """
+        reduced = list(self.options)
         for means, tables in self.means:
             split = all(options[t].by_row for t in tables)
             for t in tables if split else means:
-                kept[t] = tuple(o for o in kept[t] if o.by_row is split)
-        return replace(self, options=tuple(kept)) if self.means else self
+                reduced[t] = tuple(o for o in reduced[t] if o.by_row is split)
+        return replace(self, options=tuple(reduced)) if self.means else self
 
     def co_located(self, placement: list[tuple[int, ...]]) -> bool:
-        """Tables of one `co_locate` group lie on the same ranks; ``placement[table]`` has them."""
+        """Return True if the tables of each `co_locate` group share ranks; ``placement[table]``."""
         return all(len({frozenset(placement[t]) for t in group}) == 1 for group in self.co_locate)

@@ -1,5 +1,5 @@
-"""Chooses what a plan cannot express: batch size, precision, pipeline, bucket size.
+"""Tuning of settings outside the plan: batch size, precision, pipeline, bucket size.
 
-`tune` is the entrance. Every setting is scored by a search of its plans, so this room lies above
-all others.
+`tune` is the entry point. A plan search scores every setting, so this package may import all
+others.
 """

@@ -1,10 +1,10 @@
-"""What the user could change beside the plan, and what that would give: the advisor.
+"""Advisor: changes outside the plan and the time each would save.
 
-With the best plan in hand every step of the knobs is tried: the same plan is predicted again, or
-placed again where the ranks differ or it no longer fits. The best steps are planned again with
-little effort, and joined while that helps. Ranked by time per sample; only what gains more than
-plans that tie may differ is shown, and every setting that was not tried is named with the reason.
-Other machines are apart: they are no setting of a model file.
+Every step of the knobs is tried with the best plan. The plan is predicted again, or placed again
+if the ranks differ or it no longer fits. The best steps get a short new search and are combined
+while that helps. Advice is ranked by time per sample and shown only if it gains more than the
+tolerance of ties. Every setting that was not tried is named with the reason. Other machines are
+listed apart, because the model file has no such setting.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from search.tune.script import script_steps
 from search.tune.trial import carry_over_plan
 
 SOURCES: tuple[Callable[[Case], Iterator[Step]], ...] = (steps, script_steps)
-"""What proposes steps: settings of the model file, and those of the training script."""
+"""Sources of steps: settings of the model file, and settings of the training script."""
 REPLANNED = 2
-"""Best steps that are planned again."""
+"""Number of best steps that get a new search."""
 EVALUATIONS = 300
-"""Plans scored around the plan of one, at effort 1; fewer where a plan takes long to score."""
+"""Plans scored around the plan of one step, at effort 1; fewer if a plan takes long to score."""
 JOINED = 4
-"""Best steps that are tried together."""
+"""Number of best steps that are tried together."""
 NAMED_BYTES = 64 * MIB
-"""From here on more memory on a rank is mentioned."""
+"""Increase of memory on the fullest rank from which advice mentions it."""
 FASTER = 2.0
-"""Times the rate of the network that is tried."""
+"""Factor on the network's rate for the faster network that is tried."""
 NO_TIME = "no time was left"
 ALWAYS_PRICED = 2**16
-"""Tables times ranks up to which every setting is priced, however late it is: a few seconds."""
+"""Tables times ranks up to which every setting is priced even after the deadline: a few seconds."""
 STEP_S, STEP_CELL_S = 0.08, 9e-6
-"""Seconds that pricing one setting takes, and more for each table times rank, on one core of 2024:
-`reserve_s` sets time aside by them, and no result depends on them."""
+"""Seconds to price one setting, and seconds more per table times rank, on one core of 2024.
+`reserve_s` sets time aside by them; no result depends on them."""
 FIRST = (
     "dense.data_type",
     "dense.pairs",
@@ -61,16 +61,16 @@ FIRST = (
     "train_pipeline",
     "batch_size",
 )
-"""Settings that are priced first where time may run out: those that have gained most."""
+"""Settings that are priced first, as time may run out: they have gained most."""
 EACH_VALUE = frozenset(("dense.data_type",))
-"""Settings of which every value that gains is listed: they differ in what they do to training."""
+"""Settings listed with every value that gains, because the values affect training differently."""
 MOST_WORK = 2**20
 """Tables times ranks above which other machines are not tried."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A step, or several together, and what comes of it.
+    """A step, or several together, with the predicted gain.
 
     Args:
         steps: what to change; one, or several that were tried together.
@@ -121,7 +121,7 @@ class NotTried:
 
 @dataclass(frozen=True)
 class Advised:
-    """What the advisor found.
+    """Results of the advisor.
 
     Args:
         advice: single steps, best first.
@@ -164,23 +164,23 @@ class Advisor:
         self.memory = _memory(case.problem(), plan)
 
     def pricing_late(self) -> bool:
-        """There is no time to price another setting."""
+        """Return True if there is no time to price another setting."""
         return not self.is_small and self.late()
 
     def advise(self) -> Advised:
-        """All that is worth telling; deterministic unless it is late."""
+        """Return all advice worth showing; deterministic unless time runs out."""
         priced = list(self._single(self.steps()))
-        tried = [one for one in priced if isinstance(one, Advice)]
+        tried = [outcome for outcome in priced if isinstance(outcome, Advice)]
         best = _one_a_name(a for a in tried if a.gain > TOLERANCE)
         best = [*map(self._again, best[:REPLANNED]), *best[REPLANNED:]]
         best.sort(key=lambda a: -a.gain)
         not_tried = [NotTried(name, why) for name, why in refusals(self.case).items()]
-        not_tried += [one for one in priced if isinstance(one, NotTried)]
+        not_tried += [outcome for outcome in priced if isinstance(outcome, NotTried)]
         machines = tuple(self._machines())
         return Advised(tuple(best), self._together(best), machines, len(tried), tuple(not_tried))
 
     def choose(self, advised: Advised, numbers: Sequence[int]) -> Advice:
-        """Some of the advice together, by number from 1.
+        """Combine some of the advice, by number from 1.
 
         Raises:
             InputError: there is no such advice, or no plan fits under all of it.
@@ -188,32 +188,35 @@ class Advisor:
         there = len(advised.advice)
         for number in numbers:
             if not 1 <= number <= there:
-                known = f"1 to {there}" if there else "none, as nothing gains"
-                raise InputError(f"there is no advice {number}; there is {known}", ("advice",))
-        some = [advised.advice[n - 1] for n in dict.fromkeys(numbers)]
-        chosen = tuple(step for one in some for step in one.steps)
-        for one in (some[0], advised.together):
-            if one is not None and set(one.steps) == set(chosen):
-                return one
-        found = self.found(chosen, some[0].plan)
-        if found is None:
+                allowed = f"1 to {there}" if there else "none, as nothing gains"
+                raise InputError(f"there is no advice {number}; there is {allowed}", ("advice",))
+        selected = [advised.advice[n - 1] for n in dict.fromkeys(numbers)]
+        chosen = tuple(step for advice in selected for step in advice.steps)
+        for advice in (selected[0], advised.together):
+            if advice is not None and set(advice.steps) == set(chosen):
+                return advice
+        combined = self.found(chosen, selected[0].plan)
+        if combined is None:
             raise InputError("no plan fits under all of this advice; choose less", ("advice",))
-        return found
+        return combined
 
     def found(self, chosen: Sequence[Step], plan: ShardingPlan) -> Advice | None:
-        """What steps give with a plan, or with one like it where it cannot be kept; None where
-        nothing fits or they exclude each other."""
+        """Predict steps together with a plan, or with a similar one if it no longer fits.
+
+        Returns:
+            None if nothing fits, or the steps exclude each other.
+        """
         predicted = self._predicted(chosen, plan)
         if isinstance(predicted, str):
             return None
         return self._advice(chosen, self._turned(chosen), *predicted)
 
     def _single(self, every: Sequence[Step]) -> Iterator[Advice | NotTried]:
-        """What each step gives by itself, on all cores."""
+        """Predict each step by itself, on all cores."""
         count = min(usable_cores(), max(1, len(every)))
 
-        def predicted_of(some: Sequence[Step]) -> list[tuple[ShardingPlan, float, int] | str]:
-            return [self._predicted([step], self.plan) for step in some]
+        def predicted_of(part: Sequence[Step]) -> list[tuple[ShardingPlan, float, int] | str]:
+            return [self._predicted([step], self.plan) for step in part]
 
         pieces = [partial(predicted_of, every[i::count]) for i in range(count)]
         parts = list(side_by_side(pieces, [self.plan]))
@@ -233,18 +236,20 @@ class Advisor:
     def _predicted(
         self, chosen: Sequence[Step], plan: ShardingPlan
     ) -> tuple[ShardingPlan, float, int] | str:
-        """A plan under these steps, the given one where it fits, its time in ms and what the
-        fullest rank reserves; or why there is none."""
+        """Return a plan under these steps, its ms and the bytes reserved on the fullest rank.
+
+        The plan is the given one if it fits. If there is none, return the reason.
+        """
         if self.pricing_late():
             return NO_TIME
         try:
             problem = self._turned(chosen).problem()
-            kept = _fitting(problem, plan)
-            if kept is None:
+            fitting = _fitting(problem, plan)
+            if fitting is None:
                 return "no plan with it was found that fits"
-            candidate = match_plan(problem.workload, problem.topology, kept)
+            candidate = match_plan(problem.workload, problem.topology, fitting)
             ms = float(problem.scorer.score([candidate])[0])
-            return kept, ms, _memory(problem, kept)
+            return fitting, ms, _memory(problem, fitting)
         except ShardoptError as error:
             return str(error)
 
@@ -260,54 +265,54 @@ class Advisor:
         return Advice(tuple(chosen), case, plan, ms, gain, tuple(costs), plan is self.plan)
 
     def steps(self) -> list[Step]:
-        """All that is tried, one at a time, the most promising first."""
+        """Return the steps to try one at a time, the most promising first."""
         cached = any(t.cache_load_factor is not None for t in self.plan.tables.values())
         proposed = (step for source in SOURCES for step in source(self.case))
         tried = [s for s in proposed if cached or s.name != "cache_load_factor"]
         order = {name: place for place, name in enumerate(FIRST)}
         return sorted(tried, key=lambda s: (s.target is not None, order.get(s.name, len(FIRST))))
 
-    def _again(self, one: Advice) -> Advice:
-        """With a better plan, where local search finds one beyond ties."""
-        problem = one.case.problem()
-        size = len(one.plan.tables) * problem.topology.world_size
+    def _again(self, advice: Advice) -> Advice:
+        """Replace the plan if local search finds one that is better beyond ties."""
+        problem = advice.case.problem()
+        size = len(advice.plan.tables) * problem.topology.world_size
         evaluations = round(self.effort * EVALUATIONS * min(1.0, SearchParams.large / size / 4))
         if self.pricing_late() or not evaluations:
-            return one
+            return advice
         objective = Objective(problem, reduced_space(problem))
-        start = carry_over_plan(one.plan, objective)
+        start = carry_over_plan(advice.plan, objective)
         if start is None:
-            return one
+            return advice
         search = LocalSearch(objective, Surrogate(objective), seed=0)
         better, ms = search.improve(start, evaluations, lambda _: self.pricing_late())
-        if ms >= one.iteration_ms * (1 - TOLERANCE):
-            return one
+        if ms >= advice.iteration_ms * (1 - TOLERANCE):
+            return advice
         plan = objective.sharding_plan(better)
-        return self._advice(one.steps, one.case, plan, ms, _memory(problem, plan))
+        return self._advice(advice.steps, advice.case, plan, ms, _memory(problem, plan))
 
     def _together(self, best: Sequence[Advice]) -> Advice | None:
-        """The best pair, and what else helps beside it or in place of a part of it."""
-        some = [] if self.late() else best[:JOINED]
+        """Return the best pair, extended by steps that help beside it or replace a part of it."""
+        candidates = [] if self.late() else best[:JOINED]
         pairs = [
             self.found((*a.steps, *b.steps), a.plan)
-            for i, a in enumerate(some)
-            for b in some[:i]
+            for i, a in enumerate(candidates)
+            for b in candidates[:i]
             if a.steps[0].name != b.steps[0].name
         ]
         joined = max(filter(None, pairs), key=lambda a: a.gain, default=None)
         if joined is None or joined.gain <= best[0].gain + TOLERANCE:
             return None
         names = {step.name for step in joined.steps}
-        for one in sorted(best, key=lambda one: one.steps[0].name in names):
-            if one.steps[0] not in joined.steps:
-                rest = [step for step in joined.steps if step.name != one.steps[0].name]
-                more = self.found((*rest, *one.steps), joined.plan)
+        for advice in sorted(best, key=lambda advice: advice.steps[0].name in names):
+            if advice.steps[0] not in joined.steps:
+                rest = [step for step in joined.steps if step.name != advice.steps[0].name]
+                more = self.found((*rest, *advice.steps), joined.plan)
                 if more is not None and more.gain > joined.gain + TOLERANCE:
                     joined = more
         return joined
 
     def _machines(self) -> Iterable[OtherMachine]:
-        """Half and twice the hosts, and a faster network."""
+        """Yield half and twice the hosts, and a faster network."""
         case = self.case
         ranks, hosts = case.installed.world_size, case.installed.hosts
         large = len(self.plan.tables) * ranks > MOST_WORK
@@ -315,35 +320,34 @@ class Advisor:
             return
         for value in [] if PARAMETERS["hosts"].refusal(case) else [hosts // 2, 2 * hosts]:
             turn = partial(turned, setting={"hosts": value})
-            found = self.found([Step("gpus", None, value, turn)], self.plan) if value else None
-            if found is not None:
-                # what a search has gained on these ranks, it would gain on others about as well
-                share = found.case.installed.world_size / ranks
-                gain = 1 - (1 - found.gain) / share
+            advice = self.found([Step("gpus", None, value, turn)], self.plan) if value else None
+            if advice is not None:
+                # a search gains about as much on other ranks as on these
+                share = advice.case.installed.world_size / ranks
+                gain = 1 - (1 - advice.gain) / share
                 yield OtherMachine(
-                    "gpus", round(ranks * share), found.iteration_ms, gain, 1 - found.gain
+                    "gpus", round(ranks * share), advice.iteration_ms, gain, 1 - advice.gain
                 )
         if case.problem().topology.groups > 1:
 
-            def faster(given: Case) -> Case:
-                return replace(given, hardware=faster_link(given.hardware, "inter", FASTER))
+            def faster(case: Case) -> Case:
+                return replace(case, hardware=faster_link(case.hardware, "inter", FASTER))
 
-            found = self.found([Step("network", None, FASTER, faster)], self.plan)
-            if found is not None:
-                ms = found.iteration_ms
-                yield OtherMachine("network", FASTER, ms, found.gain, 1 - found.gain)
+            advice = self.found([Step("network", None, FASTER, faster)], self.plan)
+            if advice is not None:
+                ms = advice.iteration_ms
+                yield OtherMachine("network", FASTER, ms, advice.gain, 1 - advice.gain)
 
 
 def reserve_s(case: Case) -> float:
-    """Seconds that advising takes, for a search with a time limit to leave."""
+    """Return the seconds that a search with a time limit must leave for advice."""
     cells = len(case.workload.tables) * case.ranks
     count = sum(1 for source in SOURCES for _ in source(case))
     return count * (STEP_S + STEP_CELL_S * cells) / usable_cores()
 
 
 def faster_link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfile:
-    """Every collective of one kind of link, ``intra`` or ``inter``, moves bytes faster; latencies
-    stay."""
+    """Speed up all collectives of one kind of link, ``intra`` or ``inter``; latencies stay."""
     link = getattr(hw.collectives, name)
     update: dict[str, object] = {}
     curves = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
@@ -357,17 +361,19 @@ def faster_link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfil
     return hw.model_copy(update={"collectives": collectives})
 
 
-def _one_a_name(found: Iterable[Advice]) -> list[Advice]:
-    """The best value of every setting, best first; one table alone where all of them gain no more
-    than ties differ."""
+def _one_a_name(candidates: Iterable[Advice]) -> list[Advice]:
+    """Return the best value of every setting, best first.
 
-    def key(one: Advice) -> tuple[float, bool]:
-        return -round(one.gain / TOLERANCE), one.steps[0].target is None
+    Advice for one table alone wins if changing all tables gains no more beyond ties.
+    """
+
+    def key(advice: Advice) -> tuple[float, bool]:
+        return -round(advice.gain / TOLERANCE), advice.steps[0].target is None
 
     best: dict[tuple[str, Value | bool | None], Advice] = {}
-    for one in sorted(found, key=key):
-        step = one.steps[0]
-        best.setdefault((step.name, step.value if step.name in EACH_VALUE else None), one)
+    for advice in sorted(candidates, key=key):
+        step = advice.steps[0]
+        best.setdefault((step.name, step.value if step.name in EACH_VALUE else None), advice)
     return sorted(best.values(), key=lambda a: -a.gain)
 
 
@@ -376,7 +382,7 @@ def _memory(problem: Problem, plan: ShardingPlan) -> int:
 
 
 def _fitting(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
-    """The plan if it is one of these ranks and fits, else the same options placed again."""
+    """Return the plan if it has these ranks and fits, else its options placed again."""
     if plan.world_size == problem.topology.world_size and problem.fits(plan):
         return plan
     objective = Objective(problem, reduced_space(problem))
@@ -387,7 +393,7 @@ def _fitting(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
 
 
 def _like(options: Sequence[Option], table: TablePlan) -> Option:
-    """The option most like a table's."""
+    """Return the option most like a table's sharding."""
 
     def unlike(option: Option) -> tuple[bool, bool, int]:
         return (

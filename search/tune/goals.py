@@ -1,4 +1,4 @@
-"""What tuning minimises: time, memory or GPU-hours, all comparable between settings."""
+"""Goals of tuning: time, memory or GPU-hours, all comparable between settings."""
 
 from __future__ import annotations
 
@@ -56,32 +56,34 @@ Values = tuple[float, ...]
 def values_of(
     goals: Sequence[Goal], problem: Problem, iteration_ms: float, shard_bytes: float
 ) -> Values:
-    """The value of every goal."""
+    """Return the value of every goal."""
     return tuple(goal.of(problem, iteration_ms, shard_bytes) for goal in goals)
 
 
 def shard_bytes(problem: Problem, plan: ShardingPlan) -> int:
-    """What shards and their lookups add to the peak of the fullest rank: of device memory, or of
-    host memory on CPUs."""
+    """Return the bytes that shards and lookups add to the peak of the fullest rank.
+
+    They are device memory, or host memory on CPUs.
+    """
     reserved = max(rank.reserved_bytes for rank in problem.peaks.peaks(plan))
     return reserved - peak.least_bytes(problem.workload, problem.hardware.device)
 
 
 def least_bytes(space: Space) -> tuple[int, int]:
-    """HBM and host memory that the shards of any plan take at least, over all ranks together."""
+    """Return the least HBM and host memory that the shards of any plan take, over all ranks."""
     hbm = sum(min(sum(m.hbm_bytes for m in o.memory) for o in t) for t in space.options)
     ddr = sum(min(sum(m.ddr_bytes for m in o.memory) for o in t) for t in space.options)
     return hbm, ddr
 
 
 def covers(better: Values, worse: Values) -> bool:
-    """At least as good in every goal."""
+    """Return True if the first values are at least as good in every goal."""
     return all(a <= b for a, b in zip(better, worse, strict=True))
 
 
 def pareto_front(points: Sequence[Values]) -> list[int]:
-    """Indices of the points that no other beats, in their order; of equal points the first."""
-    found = []
+    """Return the indices of the points that no other beats, in order; the first of equal points."""
+    front = []
     for i, point in enumerate(points):
         beaten = any(
             covers(other, point) and (other != point or j < i)
@@ -89,5 +91,5 @@ def pareto_front(points: Sequence[Values]) -> list[int]:
             if j != i
         )
         if not beaten:
-            found.append(i)
-    return found
+            front.append(i)
+    return front

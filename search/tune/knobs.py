@@ -1,7 +1,7 @@
-"""The knobs: what a plan cannot express, and what turning each does to the case.
+"""Knobs: parameters outside the plan, and the effect of each on the case.
 
-A setting gives every parameter of a grid a value: `--tune` searches settings. A step turns one knob
-and leaves the rest: the advisor (`search.tune.advice`) tries steps with a plan in hand.
+A setting gives every parameter of a grid a value; `--tune` searches settings. A step turns one knob
+and leaves the rest; the advisor (`search.tune.advice`) tries steps with the best plan.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ PRODUCTS = {
     "tf32": 'torch.set_float32_matmul_precision("high")',
     "bf16": "torch.autocast(dtype=torch.bfloat16)",
 }
-"""How products of the dense part are computed -> what sets it in a script."""
+"""Precision of products in the dense part -> the code that sets it in a script."""
 PAIRS = {
     "index": "z[:, i, j]",
     "gather": "torch.gather(z.flatten(1), 1, pairs), padded to a multiple of 8 columns,",
     "all": "z.flatten(1), padded to a multiple of 8 columns,",
 }
-"""How an interaction takes pairs out of all products ``z`` -> the code in a script."""
+"""Selection of an interaction's pairs out of all products ``z`` -> the code in a script."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 SWITCH = OFF, ON = ("false", "true")
 MAX_RANKS = 1 << 16
-"""More ranks than this are not tried."""
+"""Largest number of ranks that is tried."""
 SINGLE = 3
-"""Tables that are tried one by one."""
+"""Number of tables that are tried one by one."""
 RARELY = 10
-"""Steps between averagings of copies that are tried where the user has no copies."""
+"""Steps between averagings of copies, tried if the model has no copies."""
 NUMERICS, TRAINING = "changes numerics", "changes training"
 CONVERGES = "check that training converges equally well"
 ACCURATE = "check that predictions are as good"
@@ -79,7 +79,7 @@ class Case:
     reserve: float = DEFAULT_RESERVE
 
     def problem(self) -> Problem:
-        """What the plan search takes.
+        """Return the problem for the plan search.
 
         Raises:
             InfeasibleError: nothing is left for tables, or replica groups do not suit the ranks.
@@ -94,12 +94,12 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks, all replica groups together."""
         return self.installed.world_size
 
     @property
     def groups(self) -> ReplicaGroups:
-        """Its replica groups; one over all ranks where it has none."""
+        """Replica groups; one group over all ranks if the model has none."""
         return self.workload.replica_groups or ReplicaGroups(self.ranks)
 
 
@@ -186,33 +186,33 @@ class Knob:
 
     @property
     def is_advised(self) -> bool:
-        """The advisor tries it on its own."""
+        """True if the advisor tries the knob unasked."""
         return self.advised is not _nothing
 
     @property
     def of_tables(self) -> bool:
-        """It is a property of tables."""
+        """True if the knob is a property of tables."""
         return self.path.startswith("tables.")
 
     def open(self, case: Case) -> list[Table]:
-        """The tables that can have another value, those that are read most first."""
+        """Return the tables that can have another value, those that are read most first."""
         tables = [table for table in case.workload.tables if self.can(case, table)]
         return sorted(tables, key=lambda t: -t.lookups_per_sample * t.embedding_dim)
 
     def read(self, case: Case) -> Value:
-        """Its value, of tables that of the first one that can have another."""
+        """Return the current value; for tables, that of the first one that can have another."""
         path = self.path.split(".")
-        found: Any = self.open(case)[0] if self.of_tables else case.workload
+        value: Any = self.open(case)[0] if self.of_tables else case.workload
         for name in path[self.of_tables :]:
-            found = getattr(found, name)
-            found = found[0] if isinstance(found, tuple) else found
-        if found is None:
+            value = getattr(value, name)
+            value = value[0] if isinstance(value, tuple) else value
+        if value is None:
             assert self.unset is not None
             return self.unset
-        return str(found).lower() if isinstance(found, bool) else found
+        return str(value).lower() if isinstance(value, bool) else value
 
     def turn(self, case: Case, value: Any, only: Sequence[Table] | None = None) -> Case:
-        """The case with another value, of tables in all that can have it or some of them."""
+        """Return the case with another value, in all tables that can have it or only some."""
         value = value == ON if self.choices == SWITCH else value
         path = self.path.split(".")
         if not self.of_tables:
@@ -225,7 +225,7 @@ class Knob:
         return replace(case, workload=replace(case.workload, tables=tables))
 
     def how(self, before: Case, after: Case, value: Any) -> str:
-        """What to change in the model file and in the script for a value."""
+        """Describe the change of the model file and the script for a value."""
         field = self.path.removeprefix("tables.")
         file = field if self.one_by_one else f"{field}: {value}"
         converges = CONVERGES if before.workload.training else ACCURATE
@@ -233,7 +233,7 @@ class Knob:
         return f"{file} in the model file; {self.script(value)} in the script{checked}"
 
     def refusal(self, case: Case) -> str:
-        """Why it cannot be set here; empty if it can."""
+        """Return why the knob cannot be set here; empty if it can."""
         if case.ranks == 1 and self.alone:
             return self.alone
         if self.trained and not case.workload.training:
@@ -243,30 +243,30 @@ class Knob:
         return self.refused(case)
 
     def fault(self, case: Case, value: Any) -> str:
-        """What is wrong with a value; empty if nothing is."""
+        """Return the fault of a value; empty if it is allowed."""
         fine = value in self.choices if self.kind is str else 0 < value <= self.most
         return self.wrong(case, value) or ("" if fine else f"allowed are {self.allowed}")
 
     def defaults(self, case: Case) -> tuple[Value, ...]:
-        """Values to try where none are given."""
+        """Return the values to try if the user names none."""
         values = self.choices or self.tried(case)
         return tuple(value for value in values if not self.fault(case, value))
 
     def effect(self, value: Value) -> Value:
-        """What of a value the prediction sees: settings with the same effects have one outcome."""
+        """Return the value as predictions see it: settings with equal effects have one outcome."""
         return "16 bits" if self.halves and value in ("fp16", "bf16") else value
 
 
-def _with(thing: Any, path: Sequence[str], value: Any) -> Any:
-    """A dataclass with another value at a path of its fields."""
+def _with(instance: Any, path: Sequence[str], value: Any) -> Any:
+    """Return a dataclass with another value at a path of its fields."""
     name, *rest = path
     if rest:
-        inner = getattr(thing, name)
+        inner = getattr(instance, name)
         several = isinstance(inner, tuple)
         value = (
             tuple(_with(i, rest, value) for i in inner) if several else _with(inner, rest, value)
         )
-    return replace(thing, **{name: value})
+    return replace(instance, **{name: value})
 
 
 class QComm(Knob):
@@ -286,7 +286,7 @@ class BatchSize(Knob):
     """Samples per rank and iteration."""
 
     def how(self, before: Case, after: Case, value: Any) -> str:
-        """Samples of a rank and of all; the number of ranks."""
+        """Describe samples per rank, samples of all ranks, and the number of ranks."""
         ranks, local = after.ranks, after.installed.local_world_size
         size, words = after.workload.batch_size, []
         if size != before.workload.batch_size:
@@ -304,25 +304,28 @@ class BatchSize(Knob):
 
 
 class Hosts(BatchSize):
-    """Number of hosts, each as those given."""
+    """Number of hosts, all like those of the case."""
 
     def read(self, case: Case) -> Value:
         return case.installed.hosts
 
     def turn(self, case: Case, value: Any, only: Sequence[Table] | None = None) -> Case:
-        given, local = case.installed, case.installed.local_world_size
+        before, local = case.installed, case.installed.local_world_size
         installed = Topology.uniform(
             value * local,
             local,
-            hbm_bytes=given.hbm_cap_bytes[0],
-            ddr_bytes=given.ddr_cap_bytes[0],
+            hbm_bytes=before.hbm_cap_bytes[0],
+            ddr_bytes=before.ddr_cap_bytes[0],
             nvlink_domain=self._domain(case, value),
         )
         return replace(case, installed=installed)
 
     def _domain(self, case: Case, hosts: int) -> int:
-        """An NVLink domain inside a host stays; one that joins hosts, by the cluster or by the
-        platform, is as large as that allows with whole hosts that divide all."""
+        """Return the ranks of an NVLink domain with that many hosts.
+
+        A domain inside a host stays. One that joins hosts grows as far as the cluster or platform
+        allows, to a whole number of hosts that divides them all.
+        """
         local, now = case.installed.local_world_size, case.installed.nvlink_domain
         profile = case.hardware
         joins = profile.nvlink_domain > profile.gpus_per_host and now >= local
@@ -354,8 +357,8 @@ class Copies(Knob):
     `DMPCollection` forms them by default."""
 
     def read(self, case: Case) -> Value:
-        found: int = getattr(case.groups, self.path)
-        return found
+        value: int = getattr(case.groups, self.path)
+        return value
 
     def turn(self, case: Case, value: Any, only: Sequence[Table] | None = None) -> Case:
         groups = replace(case.groups, **{self.path: value})
@@ -377,18 +380,21 @@ class Copies(Knob):
 
 
 class Products(Knob):
-    """How products of the dense part are computed."""
+    """Precision of products in the dense part."""
 
     def how(self, before: Case, after: Case, value: Any) -> str:
-        """A capture under autocast has the ops that really run; until then they are derived."""
+        """Add a new capture under autocast: it has the ops that run, while these are derived."""
         how = super().how(before, after, value)
         captured = value == "bf16" and isinstance(after.workload.dense, CapturedDense)
         return how + ('; then to_yaml(..., dense_data_type="bf16") again' if captured else "")
 
 
 def _nothing_to_prefetch(case: Case, value: Any) -> str:
-    """Only a UVM cache is prefetched, and on a stream of its own
-    (`PrefetchTrainPipelineSparseDist` in train_pipelines.py)."""
+    """Return why a pipeline would prefetch nothing; empty if it would.
+
+    It prefetches only a UVM cache, on its own stream (`PrefetchTrainPipelineSparseDist` in
+    train_pipelines.py).
+    """
     if value == "prefetch_sparse_dist" and not case.workload.training:
         return "TorchRec's pipelines for inference prefetch nothing"
     if value == "prefetch_sparse_dist" and not any(_may_cache(case, t) for t in _tables(case)):
@@ -401,7 +407,7 @@ def _tables(case: Case) -> Sequence[Table]:
 
 
 def _may_cache(case: Case, table: Table) -> bool:
-    """Whether a table may have a UVM cache."""
+    """Return True if a table may have a UVM cache."""
     kernels = table.constraints.compute_kernels
     may = not kernels or ComputeKernel.FUSED_UVM_CACHING in kernels
     return may and case.hardware.device == "cuda"
@@ -482,10 +488,10 @@ def _faster_products(case: Case) -> Iterable[str]:
 
 
 def _of_text(
-    name: str, path: str, choices: Sequence[str], of: type[Knob] = Knob, **more: Any
+    name: str, path: str, choices: Sequence[str], knob_class: type[Knob] = Knob, **more: Any
 ) -> Knob:
     more |= {"choices": tuple(choices), "allowed": ", ".join(choices), "kind": str}
-    return of(name=name, path=path, ordered=False, **more)
+    return knob_class(name=name, path=path, ordered=False, **more)
 
 
 def _of_qcomm(way: str) -> Knob:
@@ -709,7 +715,7 @@ PARAMETERS: dict[str, Knob] = {
             "dense_precision",
             "data_type",
             tuple(PRODUCTS),
-            of=Products,
+            knob_class=Products,
             advised=_faster_products,
             script=PRODUCTS.__getitem__,
             costs=(NUMERICS,),
@@ -742,11 +748,11 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
     name: tuple(knob for knob in PARAMETERS.values() if name in (knob.user_name, knob.name))
     for name in dict.fromkeys(knob.user_name or knob.name for knob in PARAMETERS.values())
 }
-"""What a user calls it -> the parameters that have its value."""
+"""Name on the command line -> parameters that it sets."""
 
 
 def steps(case: Case) -> Iterator[Step]:
-    """What the advisor tries, one at a time."""
+    """Yield the steps that the advisor tries, one at a time."""
     for name, knobs in KNOBS.items():
         knob = knobs[0]
         if knob.refusal(case):
@@ -758,7 +764,7 @@ def steps(case: Case) -> Iterator[Step]:
                 after = turn(case)
                 if after != case:
                     shown = value == ON if knob.choices == SWITCH else value
-                    how = "; ".join(dict.fromkeys(one.how(case, after, value) for one in knobs))
+                    how = "; ".join(dict.fromkeys(k.how(case, after, value) for k in knobs))
                     key = name if len(knobs) > 1 else knob.key or name
                     yield Step(key, target, shown, turn, knob.costs, how)
                     if name == "groups" and case.workload.replica_groups is None:
@@ -766,7 +772,7 @@ def steps(case: Case) -> Iterator[Step]:
 
 
 def refusals(case: Case) -> dict[str, str]:
-    """Settings that the advisor tries elsewhere and cannot try here -> the reason."""
+    """Map each setting that the advisor cannot try here, but could elsewhere, to the reason."""
     reasons: dict[str, str] = {}
     for name, knobs in KNOBS.items():
         knob = knobs[0]
@@ -786,34 +792,38 @@ def refusals(case: Case) -> dict[str, str]:
 def _turns(
     case: Case, knobs: Sequence[Knob], value: Value
 ) -> Iterator[tuple[str | None, Callable[[Case], Case]]]:
-    """The turns to a value: of the whole model, and of the tables that are read most by
-    themselves, whose keys come with them."""
+    """Yield changes to a value: of the whole model (None), and of each of the tables that are read
+    most, with its key."""
     knob = knobs[0]
     if not knob.one_by_one:
-        setting = dict.fromkeys((one.name for one in knobs), value)
+        setting = dict.fromkeys((parameter.name for parameter in knobs), value)
         yield None, partial(turned, setting=setting)
         return
-    some = [table for table in knob.open(case) if _changes(case, knob, value, table)]
-    if len(some) > 1:
-        yield None, partial(knob.turn, value=value, only=some)
+    changing = [table for table in knob.open(case) if _changes(case, knob, value, table)]
+    if len(changing) > 1:
+        yield None, partial(knob.turn, value=value, only=changing)
     keys = dict(zip(map(id, _tables(case)), case.workload.keys, strict=True))
-    for table in some[:SINGLE]:
+    for table in changing[:SINGLE]:
         yield keys[id(table)], partial(knob.turn, value=value, only=[table])
 
 
 def _changes(case: Case, knob: Knob, value: Value, table: Table) -> bool:
-    """Whether a table has another value; asked of a model of that table alone, which is as large
-    for the last of a thousand tables as for the first."""
+    """Return True if a table has another value.
+
+    A model of that table alone is compared, so a thousand tables take linear time.
+    """
     alone = replace(case, workload=replace(case.workload, tables=(table,)))
     return knob.turn(alone, value, [table]) != alone
 
 
 def _with_rare_averaging(case: Case, turn: Callable[[Case], Case], size: Value) -> Step:
-    """Groups whose copies meet rarely: of this pair of settings neither gains alone where there are
-    no copies yet."""
+    """Return a step to replica groups that rarely average.
 
-    def both(given: Case) -> Case:
-        return turned(turn(given), {"sync_interval": RARELY})
+    Neither setting of the pair gains alone if there are no copies yet.
+    """
+
+    def both(case: Case) -> Case:
+        return turned(turn(case), {"sync_interval": RARELY})
 
     knob = PARAMETERS["groups"]
     value = f"{{size: {size}, sync_interval: {RARELY}}}"
@@ -821,7 +831,7 @@ def _with_rare_averaging(case: Case, turn: Callable[[Case], Case], size: Value) 
 
 
 def turned(case: Case, setting: Setting) -> Case:
-    """The case with every parameter of a setting at its value."""
+    """Return the case with every parameter of a setting at its value."""
     for name, knob in PARAMETERS.items():  # in their order: hosts are set on equal ranks
         if name in setting and setting[name] != knob.read(case):
             case = knob.turn(case, setting[name])
@@ -829,12 +839,12 @@ def turned(case: Case, setting: Setting) -> Case:
 
 
 def changes(case: Case, setting: Setting) -> dict[str, Value]:
-    """The parameters of a setting that differ from the case."""
+    """Return the parameters of a setting that differ from the case."""
     return {name: v for name, v in setting.items() if v != PARAMETERS[name].read(case)}
 
 
 def change_lines(case: Case, setting: Setting) -> list[str]:
-    """A line for each change, with what it asks of the model file, the script or the command."""
+    """Return a line for each change of the model file, the script or the command."""
     after, named = turned(case, setting), changes(case, setting)
     lines = [k.how(case, after, named[name]) for name, k in PARAMETERS.items() if name in named]
     return list(dict.fromkeys(filter(None, lines)))
@@ -842,7 +852,7 @@ def change_lines(case: Case, setting: Setting) -> list[str]:
 
 @dataclass(frozen=True)
 class Grid:
-    """The values that every parameter may take: a setting is one of each."""
+    """Grid of settings: the values that each parameter may take."""
 
     values: Mapping[str, tuple[Value, ...]]
 
@@ -852,31 +862,31 @@ class Grid:
         return math.prod(map(len, self.values.values()))
 
     def loads_of(self, setting: Setting) -> tuple[Value, ...]:
-        """Values that the loads of shards depend on: settings with the same ones share them."""
+        """Return the values that decide the loads of shards; equal values share loads."""
         return tuple(v for name, v in setting.items() if PARAMETERS[name].changes_loads)
 
     def effects_of(self, setting: Setting) -> tuple[Value, ...]:
-        """What of a setting the prediction sees."""
+        """Return a setting as predictions see it."""
         return tuple(PARAMETERS[name].effect(value) for name, value in setting.items())
 
     def nearest(self, case: Case) -> dict[str, Value]:
-        """The setting that is nearest to the case as given."""
+        """Return the setting nearest to the case."""
         return {
             name: _nearest(values, PARAMETERS[name].read(case))
             for name, values in self.values.items()
         }
 
 
-def _nearest(values: tuple[Value, ...], wanted: Value) -> Value:
-    if wanted in values:
-        return wanted
-    if isinstance(wanted, str):
+def _nearest(values: tuple[Value, ...], current: Value) -> Value:
+    if current in values:
+        return current
+    if isinstance(current, str):
         return values[0]
-    return min(values, key=lambda value: abs(float(value) - float(wanted)))
+    return min(values, key=lambda value: abs(float(value) - float(current)))
 
 
 def grid_of(case: Case, chosen: Mapping[str, tuple[Value, ...] | None]) -> Grid:
-    """The grid of the knobs that are tuned.
+    """Return the grid of the knobs to tune.
 
     Args:
         chosen: knob -> values, or None for those it has by default.
@@ -886,14 +896,14 @@ def grid_of(case: Case, chosen: Mapping[str, tuple[Value, ...] | None]) -> Grid:
     """
     values: dict[str, tuple[Value, ...]] = {}
     for name in [name for name in KNOBS if name in chosen]:
-        knob, given = KNOBS[name][0], chosen[name]
+        knob, requested = KNOBS[name][0], chosen[name]
         refused = knob.refusal(case)
         if refused:
             raise InputError(f"{name} cannot be tuned here: {refused}")
-        wanted = knob.defaults(case) if given is None else given
-        for value in wanted:
+        to_try = knob.defaults(case) if requested is None else requested
+        for value in to_try:
             fault = knob.fault(case, value)
             if fault:
                 raise InputError(f"{name} cannot be {value}: {fault}")
-        values |= dict.fromkeys((one.name for one in KNOBS[name]), wanted)
+        values |= dict.fromkeys((parameter.name for parameter in KNOBS[name]), to_try)
     return Grid(values)

@@ -1,6 +1,6 @@
-"""Steps in the training script: settings of the process and of lookups that no model file has.
+"""Steps in the training script: settings of the process and of lookups outside the model file.
 
-Each changes constants of the profile: what the host no longer does, or a kernel that runs no more.
+Each changes constants of the profile: host work that goes away, or a kernel that no longer runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNCHECKED = "an id out of range reads other memory instead of raising an error"
 
 
 def script_steps(case: Case) -> Iterator[Step]:
-    """What a script could set here, one at a time."""
+    """Yield the settings that a script could change here, one at a time."""
     hw = case.hardware
     overheads, embedding = hw.overheads, hw.embedding
     if (overheads.threads or 1) > 1 and overheads.idle_threads_us:
@@ -40,7 +40,7 @@ def script_steps(case: Case) -> Iterator[Step]:
 
 
 def _one_thread(case: Case) -> Case:
-    """Without idle OpenMP threads; what an iteration takes outside its stages stays above 0."""
+    """Remove idle OpenMP threads; the time outside the stages stays at 0 or above."""
     overheads = case.hardware.overheads
     total = overheads.iteration_us + overheads.batch_us
     rest = max(0.0, total - overheads.idle_threads_us)

@@ -1,4 +1,4 @@
-"""Where a study lives: a storage of Optuna's, a database or a journal file.
+"""Storage of a study through Optuna: a database or a journal file.
 
 Optuna itself finds trials whose worker died: a database keeps a heartbeat of every running trial,
 and one that stops is failed and queued again. Journals have none.
@@ -140,7 +140,7 @@ def _open_database(url: str) -> SharedStorage:
 
 @contextmanager
 def storage_errors(name: str) -> Iterator[None]:
-    """Failures of a storage as errors that say which, why and what to try."""
+    """Turn failures of a storage into errors that say which, why and what to try."""
     try:
         yield
     except ImportError as error:
@@ -158,8 +158,8 @@ def storage_errors(name: str) -> Iterator[None]:
         # the first line of what the database or the system says
         cause = error.__cause__ if isinstance(error, StorageInternalError) else error
         original = getattr(cause, "orig", None) or cause or error
-        said = getattr(original, "strerror", None) or str(original)
-        reason = said.strip().split("\n")[0].rstrip(".") or type(error).__name__
+        message = getattr(original, "strerror", None) or str(original)
+        reason = message.strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise InputError(
             f"{name}: the storage cannot be used: {reason}; finished trials are kept. "
             "Check the address and that the server runs, then give the same command again"

@@ -1,4 +1,4 @@
-"""A study: which setting comes next, what is kept of a trial, and what the study was begun for."""
+"""Studies: the next setting, the stored outcome of a trial, and the purpose of the study."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from search.tune.storage import SharedStorage, storage_errors
 from search.tune.trial import TRIED, Outcome, Trial
 
 BEGUN_FOR = "shardopt"
-"""Attribute of a study: what its trials were made for."""
+"""Attribute of a study: the model, machine and options its trials belong to."""
 OUTCOME = "outcome"
-"""Attribute of a trial: what became of its setting."""
+"""Attribute of a trial: the outcome of its setting."""
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 STARTUP = 6
-"""Settings tried at random before TPE has something to learn from."""
+"""Number of random settings before TPE proposes any."""
 
 
 def distributions(grid: Grid) -> dict[str, BaseDistribution]:
-    """What Optuna knows of a grid: the place in the list where near values act alike, and the value
-    itself where not."""
+    """Return a grid as Optuna's distributions.
+
+    Ordered parameters, whose near values act alike, are indices into their list of values; all
+    others are categorical.
+    """
     return {
         name: IntDistribution(0, len(values) - 1)
         if PARAMETERS[name].ordered
@@ -42,7 +45,7 @@ def distributions(grid: Grid) -> dict[str, BaseDistribution]:
 
 
 def setting_of(grid: Grid, params: Mapping[str, Any]) -> dict[str, Value]:
-    """Optuna's parameters as a setting, in the grid's order."""
+    """Convert Optuna's parameters to a setting, in the grid's order."""
     return {
         name: values[params[name]] if PARAMETERS[name].ordered else params[name]
         for name, values in grid.values.items()
@@ -50,7 +53,7 @@ def setting_of(grid: Grid, params: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def params_of(grid: Grid, setting: Setting) -> dict[str, Any]:
-    """The inverse of `setting_of`."""
+    """Convert a setting to Optuna's parameters; the inverse of `setting_of`."""
     return {
         name: values.index(setting[name]) if PARAMETERS[name].ordered else setting[name]
         for name, values in grid.values.items()
@@ -58,7 +61,7 @@ def params_of(grid: Grid, setting: Setting) -> dict[str, Any]:
 
 
 def draw_setting(grid: Grid, trial: optuna.Trial) -> dict[str, Value]:
-    """The setting of a trial that has just begun."""
+    """Draw the setting of a trial that has just begun."""
     for name, values in grid.values.items():
         if PARAMETERS[name].ordered:
             trial.suggest_int(name, 0, len(values) - 1)
@@ -68,15 +71,21 @@ def draw_setting(grid: Grid, trial: optuna.Trial) -> dict[str, Value]:
 
 
 def sampler_of(seed: int, trials: int) -> BaseSampler:
-    """What proposes the next setting after so many trials. Its draws depend on the seed and on what
-    the study holds alone, so a study that was interrupted goes on as it would have."""
+    """Return the sampler that proposes the next setting after so many trials.
+
+    Its draws depend only on the seed and the content of the study, so an interrupted study goes on
+    as it would have.
+    """
     drawn = int(np.random.SeedSequence([seed, trials]).generate_state(1)[0])
     return TPESampler(seed=drawn, n_startup_trials=STARTUP, multivariate=True)
 
 
 def untried(grid: Grid, trials: Sequence[Trial], seed: int) -> dict[str, Value]:
-    """A setting, drawn at random, that none of the trials has, which are not all: or else one that
-    none has finished, as a worker may have died in its trial."""
+    """Draw a random setting that no trial has.
+
+    If every setting is in a trial, draw one that no trial has finished: a worker may have died in
+    it. At least one setting must be unfinished.
+    """
     begun, done = (
         {tuple(t.setting.values()) for t in trials if t.state in states}
         for states in ((*TRIED, "open"), TRIED)
@@ -84,7 +93,7 @@ def untried(grid: Grid, trials: Sequence[Trial], seed: int) -> dict[str, Value]:
     tried = begun if len(begun) < grid.size else done
     random = np.random.default_rng([seed, len(trials)])
     while True:
-        values = [of[int(random.integers(len(of)))] for of in grid.values.values()]
+        values = [choices[int(random.integers(len(choices)))] for choices in grid.values.values()]
         if tuple(values) not in tried:
             return dict(zip(grid.values, values, strict=True))
 
@@ -93,19 +102,19 @@ _OUTCOMES = TypeAdapter(Outcome)
 
 
 def keep_outcome(trial: optuna.Trial, setting: Setting, outcome: Outcome) -> None:
-    """Write down what became of a trial, for any worker to read."""
+    """Store the outcome of a trial, for any worker to read."""
     trial.set_user_attr("setting", dict(setting))
     trial.set_user_attr(OUTCOME, _OUTCOMES.dump_python(outcome, mode="json"))
 
 
 def read_trial(grid: Grid, goals: int, trial: FrozenTrial) -> Trial:
-    """A trial as this worker or another left it.
+    """Read a trial as this worker or another left it.
 
     Args:
         goals: how many values a searched setting has.
 
     Raises:
-        InputError: what the storage holds is not what a worker leaves.
+        InputError: the stored trial is damaged, or no worker of shardopt wrote it.
     """
     drawn = grid.values.keys() <= trial.params.keys()
     setting = setting_of(grid, trial.params) if drawn else {}
@@ -113,9 +122,11 @@ def read_trial(grid: Grid, goals: int, trial: FrozenTrial) -> Trial:
         state: Literal["failed", "open"] = "failed" if trial.state.is_finished() else "open"
         return Trial(number=trial.number, setting=setting, state=state)
     try:
-        found = _OUTCOMES.validate_python(trial.user_attrs[OUTCOME])
-        counts = {len(numbers) for numbers in (found.values, found.bound) if numbers is not None}
-        whole = None not in (found.values, found.iteration_ms, found.plan)
+        outcome = _OUTCOMES.validate_python(trial.user_attrs[OUTCOME])
+        counts = {
+            len(numbers) for numbers in (outcome.values, outcome.bound) if numbers is not None
+        }
+        whole = None not in (outcome.values, outcome.iteration_ms, outcome.plan)
         if counts - {goals} or whole != (trial.state is TrialState.COMPLETE):
             raise ValueError("an outcome lacks what its state says")
     except (LookupError, ValueError, zlib.error):
@@ -124,7 +135,7 @@ def read_trial(grid: Grid, goals: int, trial: FrozenTrial) -> Trial:
             "another name, or another storage",
             ("storage", "study"),
         ) from None
-    return Trial(number=trial.number, setting=setting, **vars(found))
+    return Trial(number=trial.number, setting=setting, **vars(outcome))
 
 
 def new_study(
@@ -136,7 +147,7 @@ def new_study(
     name: str | None = None,
     shared: SharedStorage | None = None,
 ) -> optuna.Study:
-    """A study, or the one of that name that another worker began.
+    """Create a study, or open the one of that name that another worker began.
 
     Args:
         facts: what the trials are made for, as plain JSON: model, machine, effort.
@@ -145,7 +156,7 @@ def new_study(
         InputError: the study was started for something else; says for what.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    wanted = {
+    purpose = {
         **facts,
         **{f"values of {name}": list(values) for name, values in grid.values.items()},
         "objectives": [goal.name for goal in goals],
@@ -159,17 +170,17 @@ def new_study(
             load_if_exists=True,
         )
         if BEGUN_FOR not in study.user_attrs and not study.get_trials(deepcopy=False):
-            study.set_user_attr(BEGUN_FOR, wanted)
-        found = study.user_attrs.get(BEGUN_FOR)
-    if not isinstance(found, dict):
+            study.set_user_attr(BEGUN_FOR, purpose)
+        stored = study.user_attrs.get(BEGUN_FOR)
+    if not isinstance(stored, dict):
         raise InputError(
             f"study '{name}' was not started by shardopt; choose another name", ("study",)
         )
-    wanted = json.loads(json.dumps(wanted))
+    purpose = json.loads(json.dumps(purpose))
     differ = "; ".join(
-        f"{key} is {found.get(key, 'not set')} there, {wanted.get(key, 'not set')} here"
-        for key in dict.fromkeys([*found, *wanted])
-        if found.get(key) != wanted.get(key)
+        f"{key} is {stored.get(key, 'not set')} there, {purpose.get(key, 'not set')} here"
+        for key in dict.fromkeys([*stored, *purpose])
+        if stored.get(key) != purpose.get(key)
     )
     if differ:
         raise InputError(

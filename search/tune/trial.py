@@ -1,4 +1,4 @@
-"""One setting: ruled out by its bound, or searched with little effort from the best plan so far."""
+"""Trial of one setting: ruled out by its bound, or searched briefly from the best plans so far."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from search.tune.goals import Goal, Values, covers, least_bytes, shard_bytes, va
 from search.tune.knobs import Value
 
 ROOT_STEPS = 20
-"""Refinements of a trial's bound."""
+"""Number of refinements of a trial's bound."""
 WARM_EVALUATIONS = 20_000
-"""Plans scored around a plan that is known, at effort 1."""
+"""Number of plans scored around the warm starts, at effort 1."""
 WARM = "another trial + local search"
 WORTH = 0.01
-"""A setting that cannot be better than a known one by more than this fraction is not searched."""
+"""Least fraction by which a setting must be able to beat the known ones to be searched."""
 TRIED = ("searched", "ruled out", "infeasible")
-"""States of trials whose setting nobody has to try again."""
+"""States of trials whose setting needs no other trial."""
 
 
 def pack_plan(plan: ShardingPlan | None) -> str | None:
-    """A plan as a trial holds it: compressed, as MySQL takes no attribute of 64 KiB or more."""
+    """Compress a plan for a trial, as MySQL takes no attribute of 64 KiB or more."""
     if plan is None:
         return None
     text = json.dumps(plan_to_dict(plan), separators=(",", ":"))
@@ -48,7 +48,7 @@ def pack_plan(plan: ShardingPlan | None) -> str | None:
 
 
 def unpack_plan(packed: Any) -> Any:
-    """The inverse of `pack_plan`; anything but a text as it is."""
+    """Invert `pack_plan`; return anything but a text as it is."""
     if not isinstance(packed, str):
         return packed
     text = zlib.decompress(base64.b85decode(packed))
@@ -63,7 +63,7 @@ PackedPlan = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a setting.
+    """Outcome of a setting.
 
     Args:
         state: ``searched``, ``ruled out`` by its bound or ``infeasible``; of a trial also
@@ -98,17 +98,18 @@ class Trial(Outcome):
 def try_setting(
     problem: Problem,
     goals: Sequence[Goal],
-    known: Callable[[], Sequence[Values]],
+    known_values: Callable[[], Sequence[Values]],
     warm: Sequence[ShardingPlan],
     stop: Stop,
     seed: int,
     searchers: Sequence[str],
 ) -> Outcome:
-    """Search the plans of one setting unless its bound rules it out: a known plan is as good, in
-    every goal, as the bound or nearly so.
+    """Search the plans of one setting unless its bound rules it out.
+
+    The bound rules it out if a known plan is, in every goal, within `WORTH` of the bound.
 
     Args:
-        known: values of plans that are known already; asked once the bound is there.
+        known_values: returns the values of known plans; called after every refinement of the bound.
         warm: plans to start from too, where they still fit.
         stop: budget of the search.
 
@@ -118,7 +119,7 @@ def try_setting(
 
     def rules_out(bound: Values) -> bool:
         nearly = tuple(value * (1 + WORTH) for value in bound)
-        return any(covers(values, nearly) for values in known())
+        return any(covers(values, nearly) for values in known_values())
 
     root_ms, least = root_bound(
         problem, lambda ms, least: rules_out(values_of(goals, problem, ms, least))
@@ -142,13 +143,13 @@ def try_setting(
 def root_bound(
     problem: Problem, enough: Callable[[float, float], bool] = lambda ms, least: False
 ) -> tuple[float, float]:
-    """No plan takes fewer ms, and none fewer bytes of shards on its fullest rank.
+    """Return lower bounds of the ms, and of the bytes of shards on the fullest rank, of any plan.
 
     Args:
-        enough: asked with both after every step whether they will do.
+        enough: called with both after every step; True ends the refinement.
 
-    The fullest rank has at least the mean over the ranks of what the shards take in all. The space
-    is the whole one: the search falls back to it where nothing fits in the reduced one.
+    The fullest rank holds at least the mean of the shards' bytes over the ranks. The bound covers
+    the whole space, because the search falls back to it if nothing in the reduced one fits.
 
     Raises:
         InfeasibleError: the shards need more memory than all ranks have together.
@@ -181,7 +182,7 @@ def search_from(
     top_k: int,
     progress: Progress = silent,
 ) -> Result:
-    """`search.solve.solve`, and local search around plans that are known."""
+    """Run `search.solve.solve`, then local search around the warm starts."""
     result = solve(problem, stop, seed, top_k=top_k, searchers=searchers, progress=progress)
     if not warm or stop.reached(result.best.iteration_ms, result.lower_bound_ms):
         return result
@@ -203,7 +204,7 @@ def search_from(
 
 
 def carry_over_plan(plan: ShardingPlan, objective: Objective) -> Assignment | None:
-    """A plan of another setting as an assignment of this problem, None if it does not fit."""
+    """Convert another setting's plan to an assignment of this problem; None if it does not fit."""
     if plan.world_size != objective.problem.topology.world_size:
         return None
     assignment = tuple(
@@ -217,9 +218,10 @@ def carry_over_plan(plan: ShardingPlan, objective: Objective) -> Assignment | No
 
 
 def _same(table: TablePlan, options: Sequence[Option], objective: Objective) -> Choice | None:
-    """The option that splits a table alike, on the same ranks, if it may be there."""
+    """Return the choice that splits a table alike on the same ranks; None if that is not legal."""
     ranks = tuple(shard.rank for shard in table.shards)
-    sizes, offsets = (tuple(getattr(s, of) for s in table.shards) for of in ("size", "offset"))
+    sizes = tuple(shard.size for shard in table.shards)
+    offsets = tuple(shard.offset for shard in table.shards)
     way = (table.sharding_type, table.compute_kernel, sizes, offsets)
     for option in options:
         if option.way[:4] == way and option.is_legal(ranks, objective.problem.topology):

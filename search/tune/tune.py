@@ -1,9 +1,9 @@
-"""The spine of tuning: a study of settings, each scored by a search of its plans.
+"""Spine of tuning: a study of settings, each scored by a search of its plans.
 
 knobs     the model and the machine, the settings to choose from
-goals     what is minimised
-study     which setting comes next, and what is kept of a trial for any worker to read
-storage   where the study lives
+goals     the values to minimise
+study     the next setting, and the outcome of a trial for any worker to read
+storage   the database or journal of the study
 trial     a setting is ruled out by its bound, or searched
 
 Why: docs/decisions/0032-tuning.md.
@@ -41,22 +41,22 @@ from search.tune.study import (
 from search.tune.trial import TRIED, Outcome, Trial, search_from, try_setting
 
 TRIAL_EFFORT = 0.1
-"""Of a trial's search, as a share of the effort given."""
+"""Effort of a trial's search, as a share of the effort of tuning."""
 FRONT_EFFORT = 0.5
-"""Of the last search of a member of the front, as a share of the effort given."""
+"""Effort of the last search of a member of the front, as a share of the effort of tuning."""
 TRIALS_TIME = 0.7
 """Share of a time limit that trials may take; the rest is for the last search."""
 WARM_PLANS = 2
-"""Best plans so far that a trial's search starts from, too."""
+"""Number of best plans so far that also start a trial's search."""
 ALIKE = 0.01
-"""Of two plans of a setting that differ by no more than this fraction, a front shows one."""
+"""Fraction within which a front shows only one of two plans of a setting."""
 LOADS_KEPT = 4
-"""Loads of shards that are kept for trials that have the same."""
+"""Number of shard loads that are cached for trials with the same loads."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much work tuning does.
+    """Amount of work for tuning.
 
     Args:
         trials: finished trials of the study over all workers, >= 1. A worker does not wait for the
@@ -90,7 +90,7 @@ class TuneResult:
 
     @property
     def best(self) -> Trial:
-        """The best setting by the first goal."""
+        """Best setting by the first goal."""
         return self.front[0]
 
 
@@ -147,38 +147,39 @@ class Tuning:
         return TuneResult(tuple(trials), tuple(searched[i][1] for i in front), stopped_by)
 
     def finish(self, tuned: TuneResult, progress: Progress = silent) -> tuple[list[Member], bool]:
-        """The plans of the front, searched with more effort, best by the first goal first.
+        """Search the front again with more effort; the best by the first goal comes first.
 
-        A plan of the last search may be faster and take more memory than that of the trial; both
-        are kept where neither beats the other and they differ by more than `ALIKE`.
+        The last search may find a plan that is faster and takes more memory than the trial's. Both
+        stay if neither beats the other and they differ by more than `ALIKE`.
 
         Returns:
             The members, and whether the user ended the search before all were searched.
         """
-        found: list[Member] = []
+        members: list[Member] = []
         interrupted = tuned.stopped_by == "interrupted"
         for done, trial in enumerate(tuned.front):
             last = None
             if not interrupted:
                 try:
                     last = self._search(trial, len(tuned.front) - done, tuned, progress)
-                    found.append(last)
+                    members.append(last)
                 except KeyboardInterrupt:
                     interrupted = True
             tried = self._as_tried(trial, tuned, "interrupted" if interrupted else "work")
             nearly = tuple(value * (1 + ALIKE) for value in tried.values)
             if last is None or not (len(self.goals) == 1 or covers(last.values, nearly)):
-                found.append(tried)
-        best = [found[i] for i in pareto_front([member.values for member in found])]
+                members.append(tried)
+        best = [members[i] for i in pareto_front([member.values for member in members])]
         return sorted(best, key=lambda member: member.values), interrupted
 
     def undone(self, member: Member) -> dict[str, float]:
-        """What each change of a setting is worth alone: parameter -> by what fraction the first
-        goal grows when that parameter is as given and the plan stays.
+        """Return the worth of each change alone, parameter -> growth of the first goal, a fraction.
 
-        Changes that the plan does not survive (the number of hosts) are left out.
+        It is the growth if that parameter goes back to its value in the case and the plan stays.
+
+        Changes that need another plan (the number of hosts) are left out.
         """
-        plan, found = member.result.best.plan, {}
+        plan, growth = member.result.best.plan, {}
         for name in changes(self.case, member.trial.setting):
             setting = {k: v for k, v in member.trial.setting.items() if k != name}
             problem = turned(self.case, setting).problem()
@@ -187,32 +188,33 @@ class Tuning:
                     problem.workload, problem.topology, problem.hardware, plan
                 ).iteration_ms
                 goal = self.goals[0].of(problem, ms, shard_bytes(problem, plan))
-                found[name] = goal / member.values[0] - 1
-        return found
+                growth[name] = goal / member.values[0] - 1
+        return growth
 
     def _search(self, trial: Trial, ahead: int, tuned: TuneResult, progress: Progress) -> Member:
-        """The last search of a setting; ``ahead`` searches share the time that is left."""
+        """Run the last search of a setting; ``ahead`` searches share the remaining time."""
         assert trial.plan is not None
         share = 1.0 if len(tuned.front) == 1 else FRONT_EFFORT
         limit = self.budget.time_limit_s
-        left = None if limit is None else max(1.0, limit - (time.monotonic() - self._start)) / ahead
+        elapsed_s = time.monotonic() - self._start
+        search_limit_s = None if limit is None else max(1.0, limit - elapsed_s) / ahead
         problem = self._problem(trial.setting)
         result = search_from(
             problem,
             [trial.plan],
-            Stop(self.budget.effort * share, left),
+            Stop(self.budget.effort * share, search_limit_s),
             self.budget.seed,
             searchers=self.budget.searchers,
             top_k=self.budget.top_k,
             progress=progress,
         )
-        taken = shard_bytes(problem, result.best.plan)
+        used_bytes = shard_bytes(problem, result.best.plan)
         return Member(
-            trial, values_of(self.goals, problem, result.best.iteration_ms, taken), result
+            trial, values_of(self.goals, problem, result.best.iteration_ms, used_bytes), result
         )
 
     def _as_tried(self, trial: Trial, tuned: TuneResult, stopped_by: str) -> Member:
-        """What the trial found; evaluations are those of all trials, as the time is."""
+        """Return the trial's own plan as a member; evaluations and time are those of all trials."""
         assert trial.plan is not None
         assert trial.values is not None
         assert trial.iteration_ms is not None
@@ -223,13 +225,13 @@ class Tuning:
             baselines={},
             baseline_plans={},
             search_seconds=time.monotonic() - self._start,
-            evaluations=sum(one.evaluations for one in tuned.trials),
+            evaluations=sum(earlier.evaluations for earlier in tuned.trials),
             seed=self.budget.seed,
         )
         return Member(trial, trial.values, result)
 
     def _problem(self, setting: Setting) -> Problem:
-        """The problem of a setting, with the loads of an earlier one where they are the same.
+        """Return the problem of a setting; it reuses the loads of an earlier one if they are equal.
 
         Raises:
             InfeasibleError: nothing is left for tables.
@@ -268,10 +270,10 @@ class Tuning:
         return TRIALS_TIME * limit - (time.monotonic() - self._start)
 
     def _try(self, trial: optuna.Trial) -> Values:
-        """The values of a setting's best plan.
+        """Return the values of a setting's best plan.
 
         Raises:
-            TrialPruned: it has none, or none that matters.
+            TrialPruned: no plan fits, or the bound rules the setting out.
         """
         setting, trials = draw_setting(self.grid, trial), self._trials()
         outcome = self._twin(setting) or self._find(setting)
@@ -284,7 +286,7 @@ class Tuning:
         return outcome.values
 
     def _twin(self, setting: Setting) -> Outcome | None:
-        """What a trial found whose setting has the same effects, without the work that it took."""
+        """Return the outcome of a trial whose setting has the same effects, with no evaluations."""
         effects = self.grid.effects_of(setting)
         for trial in self._trials():
             if trial.state in TRIED and self.grid.effects_of(trial.setting) == effects:
@@ -292,9 +294,9 @@ class Tuning:
         return None
 
     def _find(self, setting: Setting) -> Outcome:
-        """What becomes of a setting that is new."""
-        left, budget = self._left_s(), self.budget
-        limit = None if left == float("inf") else max(left, 1e-3)
+        """Search a setting that no trial has, or rule it out."""
+        left_s, budget = self._left_s(), self.budget
+        limit = None if left_s == float("inf") else max(left_s, 1e-3)
         stop = Stop(effort=budget.effort * TRIAL_EFFORT, time_limit_s=limit)
 
         def known() -> list[Values]:
@@ -311,27 +313,28 @@ class Tuning:
             return Outcome(state="infeasible", reason=str(error))
 
     def _trials(self) -> list[Trial]:
-        """All of the study, by number; those that are finished are read once, and of those with the
-        same setting the first one counts.
+        """Return the trials of the study, by number.
+
+        Finished trials are read once; of those with the same setting only the first counts.
 
         Raises:
-            InputError: one that is finished is not as a worker leaves it.
+            InputError: a finished trial is damaged.
         """
         trials = self.study.get_trials(deepcopy=False)
         for trial in trials:
             if trial.state in FINISHED and trial.number not in self._known:
                 self._known[trial.number] = read_trial(self.grid, len(self.goals), trial)
-        found: dict[tuple[Value, ...] | int, Trial] = {}
+        distinct: dict[tuple[Value, ...] | int, Trial] = {}
         for trial in trials:
             read = self._known.get(trial.number) or read_trial(self.grid, len(self.goals), trial)
             tried = read.state in TRIED
-            found.setdefault(tuple(read.setting.values()) if tried else trial.number, read)
-        return list(found.values())
+            distinct.setdefault(tuple(read.setting.values()) if tried else trial.number, read)
+        return list(distinct.values())
 
 
 @contextmanager
 def _let_go_of_taken_trials() -> Iterator[None]:
-    """Ends quietly where a worker was so slow that another one counted it as dead."""
+    """Ignore a trial that another worker took over because this one seemed dead."""
     try:
         yield
     except UpdateFinishedTrialError:
@@ -342,9 +345,9 @@ def _let_go_of_taken_trials() -> Iterator[None]:
 
 
 def _best_first(trials: Sequence[Trial]) -> list[tuple[Values, Trial]]:
-    """Trials that found a plan, with its values."""
-    found = [(trial.values, trial) for trial in trials if trial.values is not None]
-    return sorted(found, key=lambda pair: (pair[0], pair[1].number))
+    """Return the trials with a plan and its values, best by the first goal first."""
+    rated = [(trial.values, trial) for trial in trials if trial.values is not None]
+    return sorted(rated, key=lambda pair: (pair[0], pair[1].number))
 
 
 def _nothing_found(trials: Sequence[Trial], stopped_by: str) -> InfeasibleError | InputError:
