@@ -123,6 +123,7 @@ def plan(
         followed_up,
         read_inputs,
         stop_of,
+        with_constraint_costs,
     )
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
@@ -206,8 +207,8 @@ def plan(
             if output is not None:
                 atomic_write_text(output, answer.plan_text())
             raise
-    if json or apply is not None or not quiet:
-        answer = followed_up(answer, stop)
+    follow_up = followed_up if json or apply is not None or not quiet else with_constraint_costs
+    answer = follow_up(answer, stop)
     text = None if apply is None else apply_advice(answer, request, numbers, apply)
     if apply is not None:
         say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")

@@ -147,8 +147,9 @@ def _network(answer: Answer) -> list[str]:
 
 
 def headline(answer: Answer) -> list[Block]:
-    """The report under ``--quiet``: one line; before it one that sharding does not matter, after it
-    the regret where that is minimised, and the constant that decides if nobody has measured it."""
+    """The report under ``--quiet``: one line; before it that sharding does not matter and what the
+    constraints cost, after it the regret where that is minimised, and the constant that decides if
+    nobody has measured it."""
     best, result = answer.best, answer.result
     gap = gap_of(best.iteration_ms, result.lower_bound_ms)
     proved = "" if gap is None else f", {at_most(gap)} from optimal"
@@ -156,6 +157,7 @@ def headline(answer: Answer) -> list[Block]:
         f"{ms(best.iteration_ms)} per iteration{proved}; {type_mix(result.best.plan)}. "
         f"{PROVENANCE_SENTENCES[best.provenance]}"
     ]
+    lines[:0] = constraints_words(answer.constraint_costs)
     if answer.stakes is not None and not answer.stakes.matters:
         lines.insert(0, answer.verdict)
     if result.aim == REGRET:

@@ -210,7 +210,7 @@ def test_advice_alone_prices_every_setting_and_writes_the_model(
     refused(*flags, "-o", "plan.json", says="--output")
 
 
-def test_constraints_have_a_price(as_json, model: Path) -> None:
+def test_constraints_have_a_price(as_json, run, model: Path) -> None:
     free = as_json("plan", model, "--gpus", 2, *QUICK)
     assert (free["constraint_costs"], free["unconstrained"]) == ([], None)
     tables = yaml.safe_load(model.read_text())
@@ -224,3 +224,5 @@ def test_constraints_have_a_price(as_json, model: Path) -> None:
     assert bound["constraint_costs"]
     for one in bound["constraint_costs"]:
         assert one.keys() == {"table", "constraint", "iteration_ms_without", "gain"}
+    brief = run("plan", model, "--gpus", 2, *QUICK, "--quiet").out
+    assert f"{relaxed['iteration_ms']:.4g} ms" in brief
