@@ -239,7 +239,7 @@ class LowerBound:
                 f"options, batch size {workload.batch_size}) on {topology.world_size} ranks of "
                 f"{problem.hardware.name}; please report it with these inputs"
             )
-        return min(proven, upper_ms) * (1 - MARGIN)
+        return float(min(proven, upper_ms) * (1 - MARGIN))
 
     @property
     def proven_ms(self) -> float:
