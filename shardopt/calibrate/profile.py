@@ -192,8 +192,8 @@ def _fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
     """Fit all families: bandwidth first, which all other kernels use; host ops last.
 
     Events of the device do not show the host's issue of a collective. Kernel constants of the base
-    may not suit another bandwidth: if a family is then predicted worse than by the base, the base's
-    bandwidth stays too.
+    may not suit another bandwidth: if a family is then predicted worse than by the base, and is not
+    with the base's bandwidth, that bandwidth stays too.
     """
     begun = host.fit_device(_less_clock(draft))
     draft = _fit_kernels(begun)
@@ -201,8 +201,10 @@ def _fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
     if worse and draft.profile.memory.hbm_gb_s != begun.profile.memory.hbm_gb_s:
         streams = [row for row in begun.rows if row.point.family != "streaming"]
         redone = _fit_kernels(replace(begun, rows=streams))
-        note = f"hbm_gb_s: the value of {draft.base.name} stays, for {', '.join(worse)}"
-        draft = replace(redone, rows=begun.rows, notes=(*redone.notes, note))
+        mended = [n for n in worse if redone.errors[n].mape <= redone.shipped[n].mape]
+        if mended:
+            note = f"hbm_gb_s: the value of {draft.base.name} stays, for {', '.join(mended)}"
+            draft = replace(redone, rows=begun.rows, notes=(*redone.notes, note))
     issued = issue_us(draft.of("collective")) or draft.profile.overheads.collective_us
     return host.fit_gpu(fit_links(draft, issued))
 
