@@ -368,6 +368,20 @@ class DlrmBuilder:
         for op in ops:
             self.graph.wait(op, *deps)
 
+    def _computing(self, ops: range) -> list[int]:
+        """Return the ops that compute, in the order given, up to the first that all plans have.
+
+        Whichever of them a plan has comes first there, so whatever waits for the first, or is to
+        make it wait, needs them all.
+        """
+        computing = []
+        for i in ops:
+            if self.graph.ops[i].stream == COMPUTE:
+                computing.append(i)
+                if self.graph.ops[i].active is None:
+                    break
+        return computing
+
     def _forward(self, look_up: LookModuleUp) -> list[int]:
         """Add the dense forward, with lookups where their modules are called.
 
@@ -382,10 +396,7 @@ class DlrmBuilder:
                 if step.waits:
                     self._unpack(step.waits)
                 self._segment(step, backward=False)
-        ops = self.graph.ops
-        computing = [i for i in range(first, len(ops)) if ops[i].stream == COMPUTE]
-        always = next((i for i in computing if ops[i].active is None), computing[-1])
-        return [i for i in computing if i <= always]
+        return self._computing(range(first, len(self.graph.ops)))
 
     def _lookups(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> None:
         """Add fused lookups and output distribution of one module's exchanges."""
@@ -558,17 +569,8 @@ class DlrmBuilder:
     def _reduce_bucket(self, size_bytes: int) -> None:
         """Send a bucket of dense gradients once all ops issued before it have been computed."""
         cost = self.costs.all_ranks.all_reduce(size_bytes, scope="world")
-        self._all_reduce("dense gradients", cost, self._computed())
-
-    def _computed(self) -> list[int]:
-        """Return the ops that may be the latest to compute, back to one that all plans have."""
-        ops, latest = self.graph.ops, []
-        for i in reversed(range(len(ops))):
-            if ops[i].stream == COMPUTE:
-                latest.append(i)
-                if ops[i].active is None:
-                    break
-        return latest
+        latest = self._computing(range(len(self.graph.ops) - 1, -1, -1))
+        self._all_reduce("dense gradients", cost, latest)
 
     def _all_reduce(
         self, name: str, cost_ms: Array, after: Sequence[int], active: Mask | None = None
