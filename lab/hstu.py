@@ -11,17 +11,14 @@ place of a softmax is a pointwise op inside the kernel.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
-from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Distribution, Empirical, Uniform, Zipf
-from predictor.model.workload import Workload
+from predictor.model.workload import Table, Workload
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
@@ -33,7 +30,7 @@ with needs_torchrec():
     from torchrec.modules.embedding_modules import EmbeddingCollection
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-    from shardopt.torchrec import to_yaml
+    from lab.captured import compiled_ranker
 
 META = torch.device("meta")
 DIM, WIDTH, HEADS, LAYERS = 128, 1024, 4, 8
@@ -115,37 +112,20 @@ class Hstu(nn.Module):
 @cache
 def hstu() -> Workload:
     """Return the model as `to_yaml` captures it under autocast, with its storage of tables."""
-    names, samples = [*HASHED, *COPIED], 2
-    counts = {name: ITEMS if name in SEQUENCES else 1 for name in names}
-    constraints = {n: ParameterConstraints(pooling_factors=[float(c)]) for n, c in counts.items()}
-    lengths = [counts[name] for name in names for _ in range(samples)]
-    values = torch.zeros(sum(lengths), dtype=torch.int64)
-    example = (
-        torch.zeros(samples, 1),
-        KeyedJaggedTensor(names, values, lengths=torch.tensor(lengths)),
-        torch.zeros(samples),
+    lengths = {name: ITEMS if name in SEQUENCES else 1 for name in (*HASHED, *COPIED)}
+    constraints = {n: ParameterConstraints(pooling_factors=[float(c)]) for n, c in lengths.items()}
+    more = {"batch_size": BATCH, "constraints": constraints}
+    return compiled_ranker(Hstu(), lengths, 1, _with_data, **more)
+
+
+def _with_data(table: Table) -> Table:
+    """Return a table with its storage, and the ids that the benchmark draws."""
+    return replace(
+        table,
+        optimizer="adam",
+        storage="dynamicemb" if table.name in HASHED else "torchrec",
+        features=tuple(
+            replace(f, distribution=endless(HASHED[f.name]) if f.name in HASHED else Uniform())
+            for f in table.features
+        ),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        workload = to_yaml(
-            Hstu(),
-            Path(folder) / "hstu.yaml",
-            batch_size=BATCH,
-            constraints=constraints,
-            dense_data_type="bf16",
-            dense_optimizer="adam",
-            example_inputs=example,
-        )
-    tables = (
-        replace(
-            table,
-            optimizer="adam",
-            storage="dynamicemb" if table.name in HASHED else "torchrec",
-            features=tuple(
-                replace(f, distribution=endless(HASHED[f.name]) if f.name in HASHED else Uniform())
-                for f in table.features
-            ),
-        )
-        for table in workload.tables
-    )
-    assert isinstance(workload.dense, CapturedDense)
-    return replace(workload, tables=tuple(tables), dense=replace(workload.dense, compiled=True))

@@ -9,15 +9,12 @@ mask.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
-from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Zipf
-from predictor.model.workload import Workload
+from predictor.model.workload import Table, Workload
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
@@ -29,7 +26,7 @@ with needs_torchrec():
     from torchrec.modules.embedding_modules import EmbeddingCollection
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-    from shardopt.torchrec import to_yaml
+    from lab.captured import compiled_ranker
 
 META = torch.device("meta")
 DIM, WIDTH, HEADS, WIDER = 64, 384, 6, 1536
@@ -156,34 +153,14 @@ def one_trans() -> Workload:
     every = [1.0, *(float(LENGTH) for _ in range(HISTORIES))]
     ids = dict.fromkeys(TABLES, ParameterConstraints(pooling_factors=every))
     ids["uid"] = ParameterConstraints(pooling_factors=[1.0])
-    module, samples = OneTrans(), 2
+    module = OneTrans()
     features = [name for table in module.tables.embedding_configs() for name in table.feature_names]
-    lengths = [LENGTH if "_" in name else 1 for name in features for _ in range(samples)]
-    values = torch.zeros(sum(lengths), dtype=torch.int64)
-    example = (
-        torch.zeros(samples, DENSE + TEXT + PLAIN),
-        KeyedJaggedTensor(features, values, lengths=torch.tensor(lengths)),
-        torch.zeros(samples),
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        workload = to_yaml(
-            module,
-            Path(folder) / "onetrans.yaml",
-            batch_size=BATCH,
-            constraints=ids,
-            train_pipeline="sparse_dist",
-            dense_data_type="bf16",
-            dense_optimizer="adam",
-            example_inputs=example,
-        )
-    tables = (
-        replace(
-            table,
-            features=tuple(
-                replace(f, distribution=Zipf(ALPHA), id_order="frequency") for f in table.features
-            ),
-        )
-        for table in workload.tables
-    )
-    assert isinstance(workload.dense, CapturedDense)
-    return replace(workload, tables=tuple(tables), dense=replace(workload.dense, compiled=True))
+    lengths = {name: LENGTH if "_" in name else 1 for name in features}
+    more = {"batch_size": BATCH, "constraints": ids, "train_pipeline": "sparse_dist"}
+    return compiled_ranker(module, lengths, DENSE + TEXT + PLAIN, _with_data, **more)
+
+
+def _with_data(table: Table) -> Table:
+    """Return a table whose popular ids come first."""
+    features = (replace(f, distribution=Zipf(ALPHA), id_order="frequency") for f in table.features)
+    return replace(table, features=tuple(features))
