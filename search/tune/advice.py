@@ -216,7 +216,7 @@ class Advisor:
         count = min(usable_cores(), max(1, len(every)))
 
         def predicted_of(part: Sequence[Step]) -> list[tuple[ShardingPlan, float, int] | str]:
-            return [self._predicted([step], self.plan) for step in part]
+            return [self._predicted([step], self.plan, gains_only=True) for step in part]
 
         pieces = [partial(predicted_of, every[i::count]) for i in range(count)]
         parts = list(side_by_side(pieces, [self.plan]))
@@ -234,30 +234,43 @@ class Advisor:
         return case
 
     def _predicted(
-        self, chosen: Sequence[Step], plan: ShardingPlan
+        self, chosen: Sequence[Step], plan: ShardingPlan, *, gains_only: bool = False
     ) -> tuple[ShardingPlan, float, int] | str:
         """Return a plan under these steps, its ms and the bytes reserved on the fullest rank.
 
         The plan is the given one if it fits. If there is none, return the reason.
+
+        Args:
+            gains_only: leave out the check of memory, which takes longest, where the plan is no
+                faster under these steps; the bytes are then 0.
         """
         if self.pricing_late():
             return NO_TIME
         try:
-            problem = self._turned(chosen).problem()
-            fitting = _fitting(problem, plan)
-            if fitting is None:
+            case = self._turned(chosen)
+            problem = case.problem()
+            if plan.world_size == problem.topology.world_size:
+                ms = _time(problem, plan)
+                if gains_only and self._gain(case, ms) <= TOLERANCE:
+                    return plan, ms, 0
+                if problem.fits(plan):
+                    return plan, ms, _memory(problem, plan)
+            placed = _placed_again(problem, plan)
+            if placed is None:
                 return "no plan with it was found that fits"
-            candidate = match_plan(problem.workload, problem.topology, fitting)
-            ms = float(problem.scorer.score([candidate])[0])
-            return fitting, ms, _memory(problem, fitting)
+            return placed, _time(problem, placed), _memory(problem, placed)
         except ShardoptError as error:
             return str(error)
+
+    def _gain(self, case: Case, ms: float) -> float:
+        """Return the share of the time per sample that goes."""
+        before = self.iteration_ms / self.case.workload.batch_size
+        return 1 - ms / case.workload.batch_size / before
 
     def _advice(
         self, chosen: Sequence[Step], case: Case, plan: ShardingPlan, ms: float, memory: int
     ) -> Advice:
-        before = self.iteration_ms / self.case.workload.batch_size
-        gain = 1 - ms / case.workload.batch_size / before
+        gain = self._gain(case, ms)
         costs = dict.fromkeys(cost for step in chosen for cost in step.costs)
         more = memory - self.memory if gain > TOLERANCE else 0
         if more >= NAMED_BYTES:
@@ -274,11 +287,11 @@ class Advisor:
 
     def _again(self, advice: Advice) -> Advice:
         """Replace the plan if local search finds one that is better beyond ties."""
-        problem = advice.case.problem()
-        size = len(advice.plan.tables) * problem.topology.world_size
+        size = len(advice.plan.tables) * advice.plan.world_size
         evaluations = round(self.effort * EVALUATIONS * min(1.0, SearchParams.large / size / 4))
         if self.pricing_late() or not evaluations:
             return advice
+        problem = advice.case.problem()
         objective = Objective(problem, reduced_space(problem))
         start = carry_over_plan(advice.plan, objective)
         if start is None:
@@ -381,10 +394,13 @@ def _memory(problem: Problem, plan: ShardingPlan) -> int:
     return max(rank.reserved_bytes for rank in problem.peaks.peaks(plan))
 
 
-def _fitting(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
-    """Return the plan if it has these ranks and fits, else its options placed again."""
-    if plan.world_size == problem.topology.world_size and problem.fits(plan):
-        return plan
+def _time(problem: Problem, plan: ShardingPlan) -> float:
+    candidate = match_plan(problem.workload, problem.topology, plan)
+    return float(problem.scorer.score([candidate])[0])
+
+
+def _placed_again(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
+    """Return a plan that fits, of options like those of a plan with other ranks or no room."""
     objective = Objective(problem, reduced_space(problem))
     tables = (plan.tables[key] for key in objective.space.keys)
     options = [_like(o, t) for o, t in zip(objective.space.options, tables, strict=True)]

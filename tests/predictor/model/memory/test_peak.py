@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InfeasibleError
+from predictor.model.memory.iteration import Iteration, exchanges
 from predictor.model.memory.peak import (
     DEFAULT_RESERVE,
     UNKNOWN_RESERVE,
@@ -19,6 +20,7 @@ from predictor.model.memory.peak import (
     leave_for_shards,
     memory_of_plan,
     program_of,
+    simulated_peak,
 )
 from predictor.model.memory.ranks import RankMemory, resident_bytes
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
@@ -110,6 +112,21 @@ def test_what_shards_add_at_least_is_never_above_the_peak(
         shards = rank.ddr_bytes if device == "cpu" else rank.hbm_bytes
         assert rank.peak is not None
         assert least + shards <= rank.peak.allocated_bytes
+
+
+def test_a_peak_is_shared_only_where_all_that_it_depends_on_is_the_same() -> None:
+    base = a_workload(256, 3)
+    program = program_of(base)
+    other_plan = a_plan(base, [0, 1, 2, 3], [ShardingType.ROW_WISE])
+    table_wise = a_plan(base, [0, 1, 2, 3], [ShardingType.TABLE_WISE])
+    weighted = replace(base, tables=tuple(replace(t, weighted=True) for t in base.tables))
+    workloads = [base, replace(base, train_pipeline="sparse_dist"), replace(base, training=False)]
+    for workload in (*workloads, weighted, replace(base, name="renamed")):
+        for plan in (table_wise, other_plan):
+            (exchanges_of_first, *_) = exchanges(base, TOPOLOGY, plan)
+            for device, stashed in (("cuda", (0, 0)), ("cuda", (1 << 20, 0)), ("cpu", (0, 0))):
+                given = (workload, program, exchanges_of_first, device, frozenset[str](), stashed)
+                assert simulated_peak(*given) == Iteration(*given).run()
 
 
 @given(plans, st.permutations([0, 1, 2, 3]))
