@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from predictor.errors import InputError, ShardoptError
+from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
@@ -47,7 +47,7 @@ FASTER = 2.0
 NO_TIME = "no time was left"
 ALWAYS_PRICED = 2**16
 """Tables times ranks up to which every setting is priced even after the deadline: a few seconds."""
-STEP_S, STEP_CELL_S = 0.08, 9e-6
+STEP_S, STEP_CELL_S = 0.05, 4e-6
 """Seconds to price one setting, and seconds more per table times rank, on one core of 2024.
 `reserve_s` sets time aside by them; no result depends on them."""
 FIRST = (
@@ -161,7 +161,9 @@ class Advisor:
         self.case, self.plan, self.iteration_ms = case, plan, iteration_ms
         self.effort, self.late = effort, late
         self.is_small = len(plan.tables) * case.ranks <= ALWAYS_PRICED
-        self.memory = _memory(case.problem(), plan)
+        problem = case.problem()
+        self.loads = problem.scorer.shards
+        self.memory = _memory(problem, plan)
 
     def pricing_late(self) -> bool:
         """Return True if there is no time to price another setting."""
@@ -248,7 +250,7 @@ class Advisor:
             return NO_TIME
         try:
             case = self._turned(chosen)
-            problem = case.problem()
+            problem = self._problem(case)
             if plan.world_size == problem.topology.world_size:
                 ms = _time(problem, plan)
                 if gains_only and self._gain(case, ms) <= TOLERANCE:
@@ -261,6 +263,20 @@ class Advisor:
             return placed, _time(problem, placed), _memory(problem, placed)
         except ShardoptError as error:
             return str(error)
+
+    def _problem(self, case: Case) -> Problem:
+        """Return a case's problem; it shares the loads of shards where they stay as they are.
+
+        They depend neither on the dense part nor on the quantisation of collectives.
+        """
+        ours, problem = self.case, case.problem()
+        like = replace(case.workload, dense=ours.workload.dense, qcomm=ours.workload.qcomm)
+        if like == ours.workload and (case.hardware, case.installed) == (
+            ours.hardware,
+            ours.installed,
+        ):
+            return replace(problem, loads=self.loads)
+        return problem
 
     def _gain(self, case: Case, ms: float) -> float:
         """Return the share of the time per sample that goes."""
@@ -401,11 +417,30 @@ def _time(problem: Problem, plan: ShardingPlan) -> float:
 
 def _placed_again(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
     """Return a plan that fits, of options like those of a plan with other ranks or no room."""
-    objective = Objective(problem, reduced_space(problem))
-    tables = (plan.tables[key] for key in objective.space.keys)
-    options = [_like(o, t) for o, t in zip(objective.space.options, tables, strict=True)]
+    try:
+        space = reduced_space(_of_types(problem, plan))
+    except InfeasibleError:  # a table cannot keep its type on these ranks
+        space = reduced_space(problem)
+    objective = Objective(problem, space)
+    tables = (plan.tables[key] for key in space.keys)
+    options = [_like(o, t) for o, t in zip(space.options, tables, strict=True)]
     placed = GreedyPartitioner(objective, Surrogate(objective)).place_all(options)
     return objective.sharding_plan(placed) if placed and objective.fits(placed) else None
+
+
+def _of_types(problem: Problem, plan: ShardingPlan) -> Problem:
+    """Return the problem with every table held to its sharding type in a plan."""
+    workload = problem.workload
+    tables = tuple(
+        replace(
+            table,
+            constraints=replace(
+                table.constraints, sharding_types=(plan.tables[key].sharding_type,)
+            ),
+        )
+        for key, table in zip(workload.keys, workload.tables, strict=True)
+    )
+    return replace(problem, workload=replace(workload, tables=tables))
 
 
 def _like(options: Sequence[Option], table: TablePlan) -> Option:
