@@ -395,9 +395,7 @@ def measure_iterations(
         if later and not go_on():
             return
         workload, plan = near_empty(point.params)
-        ring = batch_ring(workload, rank=dist.get_rank())
-        if device.type == "cuda":
-            ring = [batch.pin_memory() for batch in ring]
+        ring = batch_ring(workload, rank=dist.get_rank(), pin=device.type == "cuda")
         trainings.append(Training(workload, plan, device, ring))
     flush = _Flush(CpuTimer(BRIEF_FLUSH_BYTES))
     if device.type == "cpu":

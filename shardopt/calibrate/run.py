@@ -43,11 +43,9 @@ from shardopt.ranks.rank import (
     Rank,
     RankDiedError,
     Report,
-    Talk,
     available_cores,
     check_gpus,
-    join_group,
-    prepare,
+    joined_ranks,
 )
 from shardopt.ranks.realtime import Runtime, may_be_realtime
 
@@ -266,35 +264,31 @@ def take_part(
     Args:
         points: of one rank, and of all; used on the first rank alone, as are the rows so far.
     """
-    device = prepare(rank, settings.backend, settings.runtime)
     # newer PyTorch deprecates names that TorchRec still calls, and both log about it
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    join_group(rank, settings.backend)
-    talk = Talk(PATIENCE)
+    rows = list(rows)
+    with joined_ranks(rank, settings.backend, settings.runtime, PATIENCE) as (device, talk):
 
-    def measured(turn: Sequence[Point], stretch: Stretch) -> Iterator[Measurement]:
-        def lasts(share: float) -> bool:
-            if settings.minutes is None or turn[0].family not in TOGETHER:
-                return stretch.lasts(share)
-            return bool(talk.share(stretch.lasts(share)))  # the first rank's clock decides
+        def run(turn: Sequence[Point], stretch: Stretch = limit) -> None:
+            def lasts(share: float) -> bool:
+                if settings.minutes is None or turn[0].family not in TOGETHER:
+                    return stretch.lasts(share)
+                return bool(talk.share(stretch.lasts(share)))  # the first rank's clock decides
 
-        return families.measure_points(turn, device, settings, lasts)
+            for row in families.measure_points(turn, device, settings, lasts):
+                if rank.index == 0:
+                    rows.append(row)
+                    report(row)
 
-    if rank.index:
-        while (turn := talk.share(None)) is not None:
-            for _ in measured(turn, limit):
-                pass
-    else:
-        rows = list(rows)
+        if rank.index:
+            talk.follow(run)
+            return
         for turn, stretch in turns(points, rows, limit):
             if turn[0].family in TOGETHER:
                 talk.share(turn)
-            for row in measured(turn, stretch):
-                rows.append(row)
-                report(row)
+            run(turn, stretch)
         talk.share(None)
-    talk.gather(None)  # gloo's threads may abort a process that ends before the others
 
 
 def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -113,10 +114,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     ) -> None:
         body(Rank(0, 1, 0, 1), partial(on_report, 0), *task)
 
-    alone = SimpleNamespace(share=lambda value: value, gather=lambda value: [value])
-    monkeypatch.setattr(run, "prepare", lambda *_: None)
-    monkeypatch.setattr(run, "join_group", lambda *_: None)
-    monkeypatch.setattr(run, "Talk", lambda _: alone)
+    alone = None, SimpleNamespace(share=lambda value: value)
+    monkeypatch.setattr(run, "joined_ranks", lambda *_: nullcontext(alone))
     monkeypatch.setattr(run.logging, "disable", lambda _: None)
     monkeypatch.setattr(families, "measure_points", measure_points)
     monkeypatch.setattr(run, "run_ranks", run_ranks)
