@@ -106,8 +106,8 @@ def left_out(graph: Graph, plan: int) -> Graph:
                 yield from deps(graph.ops[dep.op].deps, dep.lag + lag)
 
     ops = []
-    for op, kept in zip(graph.ops, there, strict=True):
-        if kept:
+    for op, exists in zip(graph.ops, there, strict=True):
+        if exists:
             costs = np.atleast_2d(op.cost_ms)
             own = costs[min(plan, len(costs) - 1)]
             ops.append(replace(op, cost_ms=own, active=None, deps=tuple(deps(op.deps))))
@@ -118,9 +118,9 @@ def test_an_operation_that_a_plan_does_not_have_is_as_if_it_were_left_out() -> N
     for seed in range(150):
         graph = random_graph(seed, 0, whole=False)
         if all(op.active is None or all(dep.lag == 0 for dep in op.deps) for op in graph.ops):
-            found = simulate(graph, plans=PLANS).iteration_ms
+            together_ms = simulate(graph, plans=PLANS).iteration_ms
             expected = [simulate(left_out(graph, p)).iteration_ms[0] for p in range(PLANS)]
-            assert found == pytest.approx(np.array(expected), rel=1e-9, abs=1e-12)
+            assert together_ms == pytest.approx(np.array(expected), rel=1e-9, abs=1e-12)
 
 
 def test_a_critical_cycle_sets_the_period() -> None:

@@ -35,8 +35,10 @@ KINDS = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WIS
 
 
 def a_workload(batch: int, tables: int, pipeline: str = "base") -> Workload:
-    made = (Table(f"t{i}", 1000 * (i + 1), 32, (Feature(f"f{i}", 1.0 + i),)) for i in range(tables))
-    return Workload("w", batch, tuple(made), DENSE, pipeline)
+    model_tables = (
+        Table(f"t{i}", 1000 * (i + 1), 32, (Feature(f"f{i}", 1.0 + i),)) for i in range(tables)
+    )
+    return Workload("w", batch, tuple(model_tables), DENSE, pipeline)
 
 
 def a_plan(workload: Workload, ranks: list[int], kinds: list[ShardingType]) -> ShardingPlan:
@@ -80,11 +82,11 @@ def test_a_peak_holds_all_that_stays_and_grows_with_the_batch(
         shards = resident_bytes(workload, TOPOLOGY, plan, device)
         program = program_of(workload)
         stays = sum(o.storage_bytes for o in program.resident) + program.state_bytes
-        found = peaks(memory_of_plan(workload, TOPOLOGY, plan, device))
-        for rank, (allocated, reserved) in enumerate(found):
+        peak_bytes = peaks(memory_of_plan(workload, TOPOLOGY, plan, device))
+        for rank, (allocated, reserved) in enumerate(peak_bytes):
             assert reserved >= allocated >= shards[rank] + stays
             assert allocated > before[rank]
-        before = [allocated for allocated, _ in found]
+        before = [allocated for allocated, _ in peak_bytes]
 
 
 @given(
@@ -143,11 +145,11 @@ def test_ranks_can_change_places(
 
 def test_what_is_left_for_shards() -> None:
     workload = a_workload(256, 3)
-    left = leave_for_shards(workload, TOPOLOGY, 0.25, context_bytes=1000)
+    available = leave_for_shards(workload, TOPOLOGY, 0.25, context_bytes=1000)
     limit = GIB * 3 // 4 - 1000
-    assert left.limit_bytes == (limit,) * 4
-    assert left.installed_bytes == TOPOLOGY.hbm_cap_bytes
-    assert left.hbm_cap_bytes == (limit - least_bytes(workload),) * 4
+    assert available.limit_bytes == (limit,) * 4
+    assert available.installed_bytes == TOPOLOGY.hbm_cap_bytes
+    assert available.hbm_cap_bytes == (limit - least_bytes(workload),) * 4
     host = leave_for_shards(workload, TOPOLOGY, 0.25, "cpu")
     assert host.hbm_cap_bytes == TOPOLOGY.hbm_cap_bytes
     assert host.ddr_cap_bytes == (GIB - least_bytes(workload, "cpu"),) * 4
