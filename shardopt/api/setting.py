@@ -259,7 +259,8 @@ def _check_ranks(covered: Topology, plan: ShardingPlan, machine: Machine) -> Non
     which = f"cluster file {machine.cluster} has" if cluster else "machine has"
     raise InputError(
         f"the {which} {covered.world_size} ranks, but the plan places its shards on "
-        f"{plan.world_size}; leave the ranks to the plan, or plan again for {covered.world_size}",
+        f"{plan.world_size}; leave the ranks to the plan, or leave this plan out and search for "
+        f"{covered.world_size}",
         inputs=("cluster",) if cluster else ("gpus",),
     )
 
