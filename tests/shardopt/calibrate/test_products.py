@@ -8,10 +8,9 @@ import pytest
 
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from shardopt.calibrate.points import QUICK, Point
-from shardopt.calibrate.products import _batched, _gathers, interaction_points, measure_gemm
+from shardopt.calibrate.points import QUICK
+from shardopt.calibrate.products import _batched, _gathers, interaction_points
 from shardopt.calibrate.rows import Measurement
-from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
 from tests.shardopt.calibrate.synthetic import CALL_US, cpu_rows, with_groups
 
 pytest.importorskip("scipy")
@@ -44,13 +43,3 @@ def test_what_was_not_measured_is_not_found() -> None:
     assert _batched([], hw) == {}
     assert _gathers(rows(hw, "bmm"), hw, CALL_US) == {}, "no whole layers"
     assert _gathers(rows(hw, "dot"), hw, CALL_US) == {}, "no products to take off"
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
-def test_every_type_is_multiplied_and_none_changes_the_next(dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    before = torch.get_float32_matmul_precision()
-    params = {"m": 64, "n": 8, "k": 16, "dtype": dtype, "layout": "nt"}
-    (found,) = measure_gemm(Point("gemm", params), CpuTimer(2**16), 0.0)
-    assert found.n >= CLEAN_ENOUGH
-    assert torch.get_float32_matmul_precision() == before == "highest"
