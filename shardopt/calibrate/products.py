@@ -485,32 +485,41 @@ def _is_aligned(row: Measurement, dtype: str) -> bool:
 
 
 def fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
-    """Fit a rate for each data type, and prologue and floor for all.
+    """Fit a rate for each data type, and prologue and floor of those without own kernels.
 
-    Data types without rows keep the base's rate. If a data type is then predicted worse than
-    before, only rates are fitted, each separately.
+    Data types without rows keep the base's rate. Parts that share no constant are fitted and held
+    out separately: the rows of one say nothing of another. If prologue and floor make theirs worse
+    than before, the rates alone are fitted there, each separately.
     """
     fit, test = (_by_dtype(rows) for rows in draft.fit_and_test("gemm"))
     fit = {dtype: rows for dtype, rows in fit.items() if len(rows) >= FEWEST}
     if not fit:
         return draft
     used = [row for rows in fit.values() for row in rows]
-    rates = tuple(FreeConstant("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in fit)
-    start = draft.profile
-    for rate, (dtype, rows) in zip(rates, fit.items(), strict=True):
-        # kernels of unaligned rows do not show the rate
-        aligned = [row for row in rows if _is_aligned(row, dtype)]
-        if aligned:
-            start = rate.put(start, gemm_rows(aligned).fastest_tflops)
-    result = fit_free(start, (*rates, *FREE), partial(predict_gemms, rows=used), times_ms(used))
-    tests = {dtype: rows_of(predict_gemms, test.get(dtype, [])) for dtype in fit}
-    if any(result.unless_worse(dtype, draft.profile, *tests[dtype]).worse for dtype in fit):
-        result = FittedProfile(draft.profile, (), FREE)
-        for rate, (dtype, rows) in zip(rates, fit.items(), strict=True):
-            begun = rate.put(result.hw, rate.value(start))
-            alone = fit_free(begun, (rate,), *rows_of(predict_gemms, rows))
-            before = rate.put(result.hw, rate.value(draft.profile))
-            result = result.then(alone.unless_worse(f"gemm {dtype}", before, *tests[dtype]))
+
+    def part(
+        before: HardwareProfile, dtypes: Sequence[str], free: Sequence[FreeConstant]
+    ) -> FittedProfile:
+        rates = [FreeConstant("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in dtypes]
+        start = before
+        for rate, dtype in zip(rates, dtypes, strict=True):
+            # kernels of unaligned rows do not show the rate
+            aligned = [row for row in fit[dtype] if _is_aligned(row, dtype)]
+            if aligned:
+                start = rate.put(start, gemm_rows(aligned).fastest_tflops)
+        rows, tests = ([r for d in dtypes for r in of.get(d, [])] for of in (fit, test))
+        result = fit_free(start, (*rates, *free), *rows_of(predict_gemms, rows))
+        name = f"gemm {', '.join(dtypes)}"
+        return result.unless_worse(name, before, *rows_of(predict_gemms, tests))
+
+    shared = [dtype for dtype in fit if draft.profile.gemm.cores(dtype) is None]
+    result, left = FittedProfile(draft.profile, (), FREE), list(fit)
+    if shared:
+        joint = part(draft.profile, shared, FREE)
+        if not joint.worse:
+            result, left = joint, [dtype for dtype in fit if dtype not in shared]
+    for dtype in left:
+        result = result.then(part(result.hw, [dtype], ()))
     draft = draft.take(result)
     for dtype, rows in fit.items():
         draft = draft.score(f"gemm {dtype}", rows, test.get(dtype, []), predict_gemms)

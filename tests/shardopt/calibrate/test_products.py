@@ -8,13 +8,22 @@ import pytest
 
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from shardopt.calibrate.points import QUICK
-from shardopt.calibrate.products import _batched, _gathers, interaction_points
-from shardopt.calibrate.rows import Measurement
-from tests.shardopt.calibrate.synthetic import CALL_US, cpu_rows, with_groups
+from shardopt.calibrate import families
+from shardopt.calibrate.fitting import CalibratedProfile, Wiring
+from shardopt.calibrate.points import QUICK, Device
+from shardopt.calibrate.products import (
+    _batched,
+    _gathers,
+    fit_gpu,
+    interaction_points,
+    predict_gemms,
+)
+from shardopt.calibrate.rows import Measurement, Origin
+from tests.shardopt.calibrate.synthetic import CALL_US, changed, cpu_rows, row, with_groups
 
 pytest.importorskip("scipy")
 
+GPU = Device(80 * 2**30, 1024 * 2**30)
 QUICK_ONES = interaction_points(QUICK)
 
 
@@ -43,3 +52,21 @@ def test_what_was_not_measured_is_not_found() -> None:
     assert _batched([], hw) == {}
     assert _gathers(rows(hw, "bmm"), hw, CALL_US) == {}, "no whole layers"
     assert _gathers(rows(hw, "dot"), hw, CALL_US) == {}, "no products to take off"
+
+
+def test_a_data_type_with_kernels_of_its_own_keeps_no_constant_of_others() -> None:
+    """Half-precision rows whose fitted half is slower than those held out: their rate stays."""
+    base = load_hardware("h100-sxm")
+    true = changed(base, "gemm", **{"tflops.fp32": 48.0, "floor_us": 4.0})
+    points = [p for p in families.alone(QUICK, gpu=GPU) if p.family == "gemm"]
+    rows = []
+    for point in points:
+        half = point.params["dtype"] == "fp16"
+        if half or point.params["dtype"] == "fp32":
+            ms = float(predict_gemms(true, [row(point, 1.0)])[0])
+            rows.append(row(point, ms * (1.2 if half and not point.test else 1.0)))
+    draft = fit_gpu(CalibratedProfile(rows, Origin("m", "t"), Wiring(1), base, base))
+    assert draft.profile.gemm.floor_us == pytest.approx(4.0, rel=0.05)
+    assert draft.profile.gemm.tflops["fp32"] == pytest.approx(48.0, rel=0.05)
+    assert draft.profile.gemm.tflops["fp16"] == base.gemm.tflops["fp16"]
+    assert draft.errors["gemm fp32"].mape < 0.01
