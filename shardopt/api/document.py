@@ -309,7 +309,7 @@ class PredictedPlan(Headline):
     sharding_plan: Held[ShardingPlan] = drawn()
 
     @classmethod
-    def of(cls, sharding: ShardingPlan, prediction: Prediction, **keys: Any) -> Self:
+    def of(cls, sharding: ShardingPlan, prediction: Prediction, /, **keys: Any) -> Self:
         """A plan, its prediction and the further keys of this class."""
         own = {"prediction": prediction, "sharding_plan": sharding}
         return cls.model_validate({**vars(prediction), **own, **keys})
