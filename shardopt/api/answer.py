@@ -411,7 +411,8 @@ def advise_only(inputs: Inputs, stop: Stop) -> Answer:
     times = {first.found_by: first.iteration_ms}
     plans = {first.found_by: first.plan}
     result = Result((first,), 0.0, stop.reason, times, plans, stop.elapsed_s, 0, seed)
-    return with_advice(Answer(setting, result, (prediction,), plan_head(setting, seed)), stop)
+    answer = Answer(setting, result, (prediction,), plan_head(setting, seed))
+    return with_advice(answer, stop, effort=0.0)
 
 
 def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
@@ -435,8 +436,12 @@ def followed_up(answer: Answer, stop: Stop) -> Answer:
     return with_advice(with_constraint_costs(answer, stop), stop)
 
 
-def with_advice(answer: Answer, stop: Stop) -> Answer:
-    """Add advice on changes beside the plan to an answer; nothing where no time is left."""
+def with_advice(answer: Answer, stop: Stop, effort: float | None = None) -> Answer:
+    """Add advice on changes beside the plan to an answer; nothing where no time is left.
+
+    Args:
+        effort: of planning again for the best changes; that of the search if None.
+    """
     if stop.is_interrupted:
         return answer
     limit = stop.time_limit_s
@@ -444,7 +449,7 @@ def with_advice(answer: Answer, stop: Stop) -> Answer:
         answer.setting.case(),
         answer.result.best.plan,
         answer.best.iteration_ms,
-        effort=stop.effort,
+        effort=stop.effort if effort is None else effort,
         late=lambda: limit is not None and stop.elapsed_s > limit,
     )
     return replace(answer, advised=advisor.advise())

@@ -49,7 +49,7 @@ def none_saves(considered: Considered) -> str:
 
 
 def _not_tried(considered: Considered) -> list[Line]:
-    """The number of settings without a price, and the reasons of the first few."""
+    """The number of settings without a price, and the reasons that hold for most of them."""
     settings = considered.not_tried
     if not settings:
         return []
@@ -58,7 +58,7 @@ def _not_tried(considered: Considered) -> list[Line]:
         reasons.setdefault(setting.why, []).append(setting.name)
     words = [
         f"{', '.join(names[:SHOWN_NAMES])}{', ...' if len(names) > SHOWN_NAMES else ''} ({why})"
-        for why, names in list(reasons.items())[:SHOWN_REASONS]
+        for why, names in sorted(reasons.items(), key=lambda entry: -len(entry[1]))[:SHOWN_REASONS]
     ]
     if len(reasons) > SHOWN_REASONS:
         more = plural(len(reasons) - SHOWN_REASONS, "more reason")

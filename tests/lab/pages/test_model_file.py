@@ -10,8 +10,12 @@ from shardopt.config.schema import Section, TableSection, known_keys
 
 
 def test_every_section_of_the_schema_is_on_the_page() -> None:
-    found = {of for of in vars(schema).values() if isinstance(of, type) and issubclass(of, Section)}
-    assert found - {Section} == {section for _, section in SECTIONS}
+    sections = {
+        kind
+        for kind in vars(schema).values()
+        if isinstance(kind, type) and issubclass(kind, Section)
+    }
+    assert sections - {Section} == {section for _, section in SECTIONS}
 
 
 @pytest.mark.parametrize("section", [of for _, of in SECTIONS], ids=lambda of: of.__name__)

@@ -110,7 +110,10 @@ def test_more_ranks_wait_longer_and_larger_batches_less(ranks: int, batch: int) 
         predicted(a_workload(sequence("a"), batch_size=size, dense=dense), world)
         for size, world in ((batch, ranks), (batch, 2 * ranks), (4 * batch, ranks))
     )
-    share = [one.breakdown[WAITING] / one.iteration_ms for one in (here, more_ranks, larger)]
+    share = [
+        prediction.breakdown[WAITING] / prediction.iteration_ms
+        for prediction in (here, more_ranks, larger)
+    ]
     assert share[1] > share[0] > share[2]
 
 
