@@ -440,14 +440,14 @@ class PlanHead(Facts):
     tuned: Object | None = key("Setting that ``--tune`` chose.", default=None)
 
 
-class AdviceAnswer(PlanHead, AdviceKeys):
+class AdviceAnswer(AdviceKeys, PlanHead):
     """``shardopt plan --advice-only``."""
 
     iteration_ms: float = key("Plan that settings are priced at.")
     found_by: str
 
 
-class PlanAnswer(PlanHead, Headline, AdviceKeys, ConstraintPrices):
+class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
     """``shardopt plan``; its time is that of the best plan."""
 
     lower_bound_ms: float = key("No plan of the search space is predicted to be faster.")
@@ -641,7 +641,7 @@ class ChangesAnswer(Document):
     none_words: str = drawn()
 
 
-class ExplainAnswer(GivenPlan, Facts, AdviceKeys):
+class ExplainAnswer(AdviceKeys, GivenPlan, Facts):
     """``shardopt explain``."""
 
     lower_bound_ms: float | None = key(

@@ -22,7 +22,7 @@ from search.expected_gain import ExpectedGain
 from search.problem import RankedPlan, Result, ScenarioTimes
 from search.tune.advice import Advice, Advised, OtherMachine
 from search.tune.knobs import Step
-from shardopt.api.answer import Answer, plan_head
+from shardopt.api.answer import Answer
 from shardopt.api.document import ExplainAnswer, GivenPlan
 from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes, PlanChange
@@ -111,7 +111,7 @@ def an_answer(plan_data: dict[str, Any], bound_ms: float = 9.5) -> Answer:
     baselines = {"torchrec_greedy": 15.0, "greedy_size": 12.5, "random": 31.0, "even": 10.0}
     result = Result(plans, bound_ms, "work", baselines, {}, 1.25, 4321, 0)
     gain = ExpectedGain("torchrec default", 0.021, (-0.0104, 0.0496), 0.034, 128)
-    head = plan_head(setting(), 0)
+    head = setting().head(0)
     return Answer(setting(), result, tuple(predictions), head, gain=gain, advised=advised(plan))
 
 
