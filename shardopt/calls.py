@@ -23,7 +23,8 @@ from shardopt.api.document import (
     PredictAnswer,
     PredictedPlan,
 )
-from shardopt.api.given_plans import explain_plans, predict_plans
+from shardopt.api.explanation import explain_plans
+from shardopt.api.given_plans import predict_plans
 from shardopt.api.request import MADE, Machine, PlanRequest
 from shardopt.api.setting import Setting
 from shardopt.extras import require_packages

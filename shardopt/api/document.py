@@ -32,11 +32,11 @@ from search.expected_gain import ExpectedGain
 from search.problem import RatedPlanInUse, TieSummary
 from search.tune.advice import Advised, NotTried, OtherMachine
 from shardopt.api.setting import Setting
+from shardopt.explain.changes import Changes
 from shardopt.explain.deciding import DecidingConstant
-from shardopt.explain.explanation import Explanation
 from shardopt.explain.host import HostBound
 from shardopt.explain.networks import NetworkPart
-from shardopt.explain.waits import Wait, host_work
+from shardopt.explain.waits import Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.race import Confirmation
 
@@ -631,6 +631,15 @@ class PlanChangeAnswer(Document):
     saving_ms: float
 
 
+def changes_keys(plan: ShardingPlan, changes: Changes) -> Object:
+    """Keys of `ChangesAnswer`."""
+    found = [
+        {**vars(change), "change": change.words, "tables": replace(plan, tables=change.tables)}
+        for change in changes.helpful
+    ]
+    return {"tried": changes.tried, "none_words": changes.none_words, "found": found}
+
+
 class ChangesAnswer(Document):
     """Changes of the plan that were tried."""
 
@@ -671,34 +680,3 @@ class ExplainAnswer(AdviceKeys, GivenPlan, Facts):
     def plans(self) -> list[GivenPlan]:
         """The plan explained, then the others."""
         return [self, *self.others]
-
-    @classmethod
-    def explaining(
-        cls, setting: Setting, plans: Sequence[GivenPlan], explanation: Explanation
-    ) -> Self:
-        """The answer that explains the first of the plans."""
-        plan, *others = plans
-        changes = explanation.changes
-        keys = {
-            **setting.facts(),
-            "setting": setting,
-            "lower_bound_ms": plan.bound_ms,
-            "critical_path": path_keys(plan.prediction.critical_path),
-            "host_work": host_work(plan.prediction.graph),
-            "changes": {
-                "tried": changes.tried,
-                "none_words": changes.none_words,
-                "found": [
-                    {
-                        **vars(change),
-                        "change": change.words,
-                        "tables": replace(plan.sharding_plan, tables=change.tables),
-                    }
-                    for change in changes.helpful
-                ],
-            },
-            "sensitivity": explanation.what_if,
-            "others": others,
-            **advice_keys(explanation.advised),
-        }
-        return cls.model_validate({**vars(explanation), **vars(plan), **keys})

@@ -23,10 +23,9 @@ from search.problem import RankedPlan, Result, ScenarioTimes
 from search.tune.advice import Advice, Advised, OtherMachine
 from search.tune.knobs import Step
 from shardopt.api.answer import Answer
-from shardopt.api.document import ExplainAnswer, GivenPlan
+from shardopt.api.document import ExplainAnswer, GivenPlan, advice_keys, changes_keys, path_keys
 from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes, PlanChange
-from shardopt.explain.explanation import Explanation
 from shardopt.explain.waits import Cause, Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.report import explain
@@ -229,10 +228,24 @@ def explanation(
     ]
     other = GivenPlan.of(plan, prediction(1.25, ranks=ranks), plan="other.json")
     given = GivenPlan.of(plan, prediction(ranks=ranks), plan="plan.json")
-    plans, found = [given, other], Explanation([wait], Changes(512, (change,)), what_if)
-    if alone:
-        plans, found = [given], Explanation([], Changes(512, ()), what_if)
-    return ExplainAnswer.explaining(setting(), plans, found)
+    changes = Changes(512, () if alone else (change,))
+    keys = {
+        "setting": setting(),
+        "lower_bound_ms": None,
+        "critical_path": path_keys(given.prediction.critical_path),
+        "host_work": {},
+        "waits": [] if alone else [wait],
+        "changes": changes_keys(plan, changes),
+        "memory_notes": [],
+        "sensitivity": what_if,
+        "deciding": [],
+        "others": [] if alone else [other],
+        "table_times": {},
+        "critical_groups": frozenset(),
+    }
+    return ExplainAnswer.model_validate(
+        {**vars(given), **setting().facts(), **advice_keys(None), **keys}
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
