@@ -30,7 +30,7 @@ from shardopt.api.setting import Setting
 from shardopt.extras import require_packages
 from shardopt.files import atomic_write_text
 from shardopt.plan import LoadedPlan
-from shardopt.report.blocks import Grid
+from shardopt.report.blocks import TextTable
 from shardopt.report.html.nodes import grid, text_of
 from shardopt.report.html.page import page
 
@@ -103,7 +103,7 @@ class Answered:
 
     def _repr_html_(self) -> str:
         """`rows`, as Jupyter shows them."""
-        return text_of(grid(Grid([f"<{name}" for name in self.rows[0]], self._cells())))
+        return text_of(grid(TextTable([f"<{name}" for name in self.rows[0]], self._cells())))
 
     def _cells(self) -> list[list[str]]:
         return [
