@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from predictor.errors import InfeasibleError
+from predictor.model.dense_settings import DENSE_STATES
 from predictor.model.dlrm_program import OpWriter, dense_program
 from predictor.model.lookup_group import is_stashed
 from predictor.model.memory.blocks import Peak, block_bytes
@@ -19,7 +20,7 @@ from predictor.model.memory.ranks import (
 from predictor.model.op_calls import DenseProgram, Event, Lookup, LookupBackward, OpCall
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DENSE_STATES, MeasuredDense, Workload
+from predictor.model.workload import MeasuredDense, Workload
 from predictor.units import format_bytes
 
 DEFAULT_RESERVE = 0.05

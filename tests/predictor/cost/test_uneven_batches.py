@@ -10,7 +10,7 @@ import pytest
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.uneven_batches import SampleLengths, sample_lengths
 from predictor.hardware.loader import load_hardware
-from predictor.model.length_shares import LengthShares
+from predictor.model.dense_settings import LengthShares
 from predictor.model.plan import TablePlan
 from predictor.model.workload import Feature, MeasuredDense, Table, Workload
 from predictor.predict import WAITING, Prediction, predict

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from predictor.hardware.loader import load_hardware
-from predictor.model.length_shares import LengthShares
+from predictor.model.dense_settings import LengthShares
 from predictor.model.workload import Feature, MeasuredDense, Workload
 from predictor.predict import WAITING
 from predictor.predict import predict as predict_plan

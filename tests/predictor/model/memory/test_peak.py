@@ -23,8 +23,8 @@ from predictor.model.memory.peak import (
 from predictor.model.memory.ranks import RankMemory, resident_bytes
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Feature, MeasuredDense, Table, Workload
-from predictor.units import GIB
+from predictor.model.workload import DenseArch, DenseTimes, Feature, MeasuredDense, Table, Workload
+from predictor.units import GIB, MIB
 from search.space.enumerate import shard_sizes_and_offsets
 
 DENSE = DenseArch(13, (64, 32), (128, 1), "concat", optimizer="adam")
@@ -139,10 +139,10 @@ def test_what_is_left_for_shards() -> None:
 
 
 def test_measured_activations_are_there_until_the_backward() -> None:
-    measured = MeasuredDense(256, 1.0, 1.0, 1.0, 4000, activation_bytes=10**6)
-    workload = replace(a_workload(256, 2), dense=measured)
+    times = DenseTimes(256, 1.0, 1.0, 1.0, 4000 / MIB, 10**6 / GIB)
+    workload = replace(a_workload(256, 2), dense=MeasuredDense(times))
     outputs = 2 * 256 * 32 * 4
     assert activation_bytes(workload, program_of(workload)) == 10**6 + outputs
     assert default_reserve(workload) == DEFAULT_RESERVE
-    unknown = replace(workload, dense=replace(measured, activation_bytes=None))
+    unknown = replace(workload, dense=MeasuredDense(replace(times, activation_gib=None)))
     assert default_reserve(unknown) == UNKNOWN_RESERVE
