@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from predictor.iteration.ranges import OutOfRange
-from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.units import GIB, format_bytes
 
@@ -106,29 +105,9 @@ def gib_number(size: float) -> str:
     return f"{size / GIB:.1f}"
 
 
-def hbm_use(memory: Sequence[RankMemory]) -> str:
-    """Return the memory that the fullest rank's process reserves at its peak, and has, in GiB."""
-    used, cap = max(map(memory_use, memory), key=lambda use: use[0] / max(use[1], 1))
-    return f"{gib_number(used)} / {gib_number(cap)}"
-
-
-def memory_title(memory: Sequence[RankMemory]) -> str:
-    """Return the title of a column of `hbm_use`."""
-    device = all(rank.peak.on_device if rank.peak else rank.hbm_cap_bytes for rank in memory)
-    return "HBM GiB" if device else "memory GiB"
-
-
 def rank_word(device: str) -> str:
     """Return the word for a rank: GPU, or rank where ranks run on CPUs."""
     return "rank" if device == "cpu" else "GPU"
-
-
-def memory_use(rank: RankMemory) -> tuple[int, int]:
-    """Return the bytes that a rank's process reserves at its peak, and those it has: of device
-    memory, or of host memory where there is none."""
-    if rank.peak is not None:
-        return rank.peak.reserved_bytes, rank.peak.capacity_bytes
-    return rank.use("HBM" if rank.hbm_cap_bytes else "DDR")
 
 
 def type_mix(plan: ShardingPlan) -> str:

@@ -23,10 +23,28 @@ from search.constraint_costs import ConstraintCosts, price_constraints
 from search.expected_gain import ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.price import Move, MovePrice
 from search.prefer import TOLERANCE
-from search.problem import NOMINAL, PlanInUse, Problem, Progress, RankedPlan, Result, silent
+from search.problem import (
+    NOMINAL,
+    REGRET,
+    PlanInUse,
+    Problem,
+    Progress,
+    RankedPlan,
+    Result,
+    silent,
+)
 from search.stop import Stop
-from search.tune.advice import Advice, Advised, Advisor, reserve_s
+from search.tune.advice import Advised, Advisor, reserve_s
 from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
+from shardopt.api.document import (
+    AdviceAnswer,
+    FoundPlan,
+    PlanAnswer,
+    advice_keys,
+    confirmation_keys,
+    constraint_keys,
+    move_keys,
+)
 from shardopt.api.given_plans import broken, fit_plan
 from shardopt.api.older_plan import adapt_plan, read_renamed
 from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
@@ -35,8 +53,9 @@ from shardopt.api.setting import ModelRead, Setting, resolve
 from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
+from shardopt.explain.host import host_bound
 from shardopt.explain.networks import NetworkPart, network_part
-from shardopt.formatting import ms, percent, picked, points
+from shardopt.formatting import gap_of, ms, percent, points
 from shardopt.race import Confirmation
 
 TOP_K = 3
@@ -142,16 +161,50 @@ class Answer:
             f"interval is above {percent(TOLERANCE)}."
         )
 
-    @property
-    def lever(self) -> Advice | None:
-        """Best change beside the plan, where it gains more than the plan itself does."""
-        best = next(iter(self.advised.advice), None) if self.advised is not None else None
-        gained = 0.0 if self.gain is None else self.gain.mean
-        return best if best is not None and best.gain > gained else None
-
     def plan_text(self) -> str:
         """The plan file of the best plan."""
         return _plan_file(self.result.best.plan, self.file_head)
+
+    def document(self, in_use: Path | None = None) -> PlanAnswer:
+        """The answer as it is shown.
+
+        Args:
+            in_use: path of the plan in use, as given.
+        """
+        result, best = self.result, self.best
+        regret = result.aim == REGRET and result.passed_over is not None
+        keys = {
+            "setting": self.setting,
+            "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
+            "surrogate_gap": None,
+            "plans": [
+                FoundPlan.of(p.plan, prediction, found_by=p.found_by, tables=p.plan)
+                for p, prediction in zip(result.plans, self.predictions, strict=True)
+            ],
+            "expected_gain": self.gain,
+            "sharding_matters": self.stakes is None or self.stakes.matters,
+            "verdict": self.verdict,
+            "host_bound": host_bound(best, self.setting.hardware),
+            "preferred_to": result.fastest,
+            "objective": result.aim,
+            "worst_regret": result.worst_regret,
+            "proved_regret": result.proved_regret,
+            "passed_over": (result.passed_over or 0.0) - 1 if regret else result.passed_over,
+            "notes": self.setting.notes,
+            "deciding": self.deciding,
+            "between_hosts": self.network,
+            "torchrecs": result.baseline_plans.get(TORCHREC),
+            **advice_keys(self.advised),
+            **constraint_keys(self.constraint_costs),
+            **move_keys(result, self.move, in_use),
+            **confirmation_keys(self.confirmation),
+        }
+        return PlanAnswer.model_validate({**self.head, **vars(result), **vars(best), **keys})
+
+    def advice_document(self) -> AdviceAnswer:
+        """The advice as it is shown alone."""
+        keys = {"setting": self.setting, **advice_keys(self.advised)}
+        return AdviceAnswer.model_validate({**self.head, **vars(self.result.best), **keys})
 
     @property
     def file_head(self) -> dict[str, Any]:
@@ -358,7 +411,8 @@ def advise_only(inputs: Inputs, stop: Stop) -> Answer:
     times = {first.found_by: first.iteration_ms}
     plans = {first.found_by: first.plan}
     result = Result((first,), 0.0, stop.reason, times, plans, stop.elapsed_s, 0, seed)
-    return with_advice(Answer(setting, result, (prediction,), plan_head(setting, seed)), stop)
+    answer = Answer(setting, result, (prediction,), plan_head(setting, seed))
+    return with_advice(answer, stop, effort=0.0)
 
 
 def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
@@ -382,8 +436,12 @@ def followed_up(answer: Answer, stop: Stop) -> Answer:
     return with_advice(with_constraint_costs(answer, stop), stop)
 
 
-def with_advice(answer: Answer, stop: Stop) -> Answer:
-    """Add advice on changes beside the plan to an answer; nothing where no time is left."""
+def with_advice(answer: Answer, stop: Stop, effort: float | None = None) -> Answer:
+    """Add advice on changes beside the plan to an answer; nothing where no time is left.
+
+    Args:
+        effort: of planning again for the best changes; that of the search if None.
+    """
     if stop.is_interrupted:
         return answer
     limit = stop.time_limit_s
@@ -391,7 +449,7 @@ def with_advice(answer: Answer, stop: Stop) -> Answer:
         answer.setting.case(),
         answer.result.best.plan,
         answer.best.iteration_ms,
-        effort=stop.effort,
+        effort=stop.effort if effort is None else effort,
         late=lambda: limit is not None and stop.elapsed_s > limit,
     )
     return replace(answer, advised=advisor.advise())
@@ -447,45 +505,3 @@ def _plan_file(plan: ShardingPlan, head: Mapping[str, Any]) -> str:
     ranks = ("world_size", "local_world_size")
     meta = {key: value for key, value in head.items() if key not in ranks}
     return plan_text(plan_to_dict(replace(plan, meta=meta)))
-
-
-def move_object(result: Result, move: Move | None, path: Path | str | None) -> dict[str, Any]:
-    """``from`` and ``move`` of ``shardopt plan --json``; nothing without ``--from``.
-
-    Keys of ``from``:
-        plan: the path as given.
-        iteration_ms: predicted time of the plan in use.
-        misfits: why it cannot stay as it is; empty if it can.
-        max_moves: tables that could move, null for all.
-        moved: keys of the tables that differ in the best plan.
-        moved_bytes: weights and optimizer state that reach a rank which did not hold them.
-        max_bytes: that could move, null for any number.
-        horizon: steps over which a move had to pay for itself.
-
-    Keys of ``move``:
-        bytes, link_bytes: as ``moved_bytes``, in all and by link.
-        seconds: that the job stands still.
-        pays_back_after_steps: null where the plan in use is as fast.
-        both_copies_bytes: of the rank that has most to hold meanwhile.
-        in_place: TorchRec can make this move while the job runs.
-        recommended: there is a move, and it pays for itself or the plan in use cannot stay.
-        lower_bound_gain: no plan within the limits gains more, a share of the time in use.
-    """
-    in_use = result.in_use
-    if in_use is None or move is None:
-        return {}
-    after = move.pays_back_after(in_use.iteration_ms, result.best.iteration_ms)
-    return {
-        "from": {
-            "plan": str(path),
-            **picked(in_use, "iteration_ms", "misfits", "max_moves", "max_bytes", "horizon"),
-            "moved": list(move.tables),
-            "moved_bytes": move.bytes,
-        },
-        "move": {
-            **picked(move, "bytes", "link_bytes", "seconds", "both_copies_bytes", "in_place"),
-            "pays_back_after_steps": after,
-            "recommended": bool(move.tables),
-            "lower_bound_gain": max(0.0, 1 - result.lower_bound_ms / in_use.iteration_ms),
-        },
-    }

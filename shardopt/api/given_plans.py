@@ -19,9 +19,10 @@ from predictor.model.plan_check import (
 from predictor.model.plan_json import load_plan
 from predictor.predict import Prediction
 from search.in_use.plan import find_broken_constraint
+from shardopt.api.document import ExplainAnswer, GivenPlan, PredictAnswer
 from shardopt.api.request import MADE, Machine
 from shardopt.api.setting import Setting, refuse_outside, resolve
-from shardopt.explain.explanation import PredictedPlan
+from shardopt.explain.explanation import explain_plan
 
 
 def predict_plans(
@@ -31,7 +32,7 @@ def predict_plans(
     *,
     strict: bool = False,
     stats: Sequence[Path] = (),
-) -> tuple[Setting, list[PredictedPlan]]:
+) -> PredictAnswer:
     """Predictions of plans in one setting, in the order given.
 
     Args:
@@ -58,8 +59,24 @@ def predict_plans(
         if strict:
             refuse_outside(prediction.out_of_range, path)
         bound = None if doubts else _proved_bound(plan, setting, prediction)
-        predicted.append(PredictedPlan(path, fitting, prediction, doubts, bound))
-    return setting, predicted
+        predicted.append(
+            GivenPlan.of(fitting, prediction, plan=path, doubts=doubts, bound_ms=bound)
+        )
+    keys = {"setting": setting, "predictions": predicted}
+    return PredictAnswer.model_validate({**setting.facts(), **keys})
+
+
+def explain_plans(setting: Setting, plans: Sequence[GivenPlan]) -> ExplainAnswer:
+    """Explain the first of predicted plans, compared with the others, with advice."""
+    plan, *others = plans
+    explanation = explain_plan(
+        setting.problem(),
+        plan.sharding_plan,
+        plan.prediction,
+        {other.plan: other.sharding_plan for other in others},
+        setting.case(),
+    )
+    return ExplainAnswer.explaining(setting, plans, explanation)
 
 
 def _proved_bound(plan: ShardingPlan, setting: Setting, prediction: Prediction) -> float | None:

@@ -37,12 +37,12 @@ from predictor.model.plan import (
     ShardingPlan,
     ShardingType,
     TablePlan,
-    TablePlans,
 )
 from predictor.model.plan_check import match_plan, row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.units import GIB, MIB
+from shardopt.calibrate import Group
 from shardopt.calibrate.fitting import (
     FEWEST,
     Array,
@@ -54,7 +54,7 @@ from shardopt.calibrate.fitting import (
 from shardopt.calibrate.points import (
     CalibrationSettings,
     Coordinates,
-    Device,
+    Family,
     Point,
     Size,
     sobol_points,
@@ -119,36 +119,30 @@ measured: 18 steps on one H100 and one H200 (TorchRec 1.7, 2026-11), one of ten 
 OP_COSTS = ("op_us", "layer_op_us", "iteration_us")
 """Main thread's time of one op of TorchRec's stages in the iteration graph, of one op around a
 dense layer, and of the work outside all stages."""
+OVERHEADS = (*OP_COSTS, "launch_us", "sync_us", "collective_us")
+"""The same, and the host's time of a launch, of reading from the device, and of a collective."""
+COUNTED = (*OVERHEADS, "launch_latency_us", "batch_us")
+"""Constants of the overheads that add to an iteration."""
 
 
 # Points.
 
 
-def cpu_points(size: Size) -> list[Point]:
-    """Return the points of one core: small ops, layers, steps of dense optimizers."""
+def _loops(loops: Sequence[str]) -> list[Point]:
+    return [Point("host", {"what": loop}) for loop in loops]
+
+
+def _step_points(size: Size) -> list[Point]:
+    """Return the steps of dense optimizers."""
 
     def step(op: str, u: Coordinates, _: int) -> dict[str, Any]:
         return {"op": op, "layers": whole(u[0], LAYERS), "width": whole(u[1], WIDTH)}
 
     return [
-        *(Point("host", {"what": loop}) for loop in CPU_LOOPS),
-        *(Point("layers", {"depth": depth}) for depth in DEPTHS),
-        *(
-            p
-            for op in OPTIMIZERS
-            for p in sobol_points("optimizer", size.ops, 2, partial(step, op))
-        ),
+        point
+        for op in OPTIMIZERS
+        for point in sobol_points("optimizer", size.ops, 2, partial(step, op))
     ]
-
-
-def gpu_points(size: Size, device: Device) -> list[Point]:
-    """Return the points of a GPU's host, the same for all sizes."""
-    return [Point("host", {"what": loop}) for loop in GPU_LOOPS]
-
-
-def clock_points() -> list[Point]:
-    """Return the point of a GPU's clock, to measure before its kernels."""
-    return [Point("clock", {})]
 
 
 def iteration_points(ranks: int, **among: Any) -> list[Point]:
@@ -353,6 +347,29 @@ def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measur
     return [row_of_samples(point, samples, tensors=len(weights), elements=elements)]
 
 
+FAMILIES = (
+    Family(
+        "clock",
+        measure_clock,
+        (Group.EMBEDDING, Group.GEMM),
+        gpu=lambda *_: [Point("clock", {})],
+    ),
+    Family(
+        "host",
+        measure_host,
+        (Group.HOST,),
+        cpu=lambda _: _loops(CPU_LOOPS),
+        gpu=lambda *_: _loops(GPU_LOOPS),
+    ),
+    Family(
+        "layers",
+        measure_layers,
+        cpu=lambda _: [Point("layers", {"depth": depth}) for depth in DEPTHS],
+    ),
+    Family("optimizer", measure_optimizer, cpu=_step_points),
+)
+
+
 def measure_iterations(
     points: Sequence[Point],
     device: Any,
@@ -378,9 +395,7 @@ def measure_iterations(
         if later and not go_on():
             return
         workload, plan = near_empty(point.params)
-        ring = batch_ring(workload, rank=dist.get_rank())
-        if device.type == "cuda":
-            ring = [batch.pin_memory() for batch in ring]
+        ring = batch_ring(workload, rank=dist.get_rank(), pin=device.type == "cuda")
         trainings.append(Training(workload, plan, device, ring))
     flush = _Flush(CpuTimer(BRIEF_FLUSH_BYTES))
     if device.type == "cpu":
@@ -478,18 +493,15 @@ def fit_cpu(draft: CalibratedProfile) -> tuple[CalibratedProfile, dict[str, floa
     if len(cpu) < FEWEST:
         return (draft.kept("iteration") if cpu else draft), None
     layer_op_us = _layer_op_us(draft)
-    counts = np.array([_counts(row.point.params, draft.profile) for row in cpu])
+    counts = np.array([_cpu_counts(row.point.params, draft.profile) for row in cpu])
     ops, kernels_us, messages = counts[:, :3], counts[:, 3], counts[:, 4:]
     main_us = np.array([row.median_us for row in cpu])
-    errors = []
-    for i in range(len(cpu)):
-        rest = np.arange(len(cpu)) != i
-        costs = _op_costs(ops[rest], (main_us - kernels_us)[rest], layer_op_us)
-        errors.append((ops[i] @ costs + kernels_us[i]) / main_us[i] - 1.0)
-    costs = _op_costs(ops, main_us - kernels_us, layer_op_us)
-    held_out = HeldOut(np.array(errors), len(cpu) - 1)
-    draft = draft.constants("overheads", **dict(zip(OP_COSTS, costs.tolist(), strict=True)))
-    draft = draft.error("host", held_out).measured("overheads", cpu, held_out)
+
+    def fit(chosen: Any) -> Array:
+        return _op_costs(ops[chosen], (main_us - kernels_us)[chosen], layer_op_us)
+
+    draft, held_out = _fit_op_costs(draft, fit, ops, kernels_us, main_us)
+    draft = draft.measured("overheads", cpu, held_out)
     wholes = {key_of(row.point): row.median_us for row in wall}
     # other pipelines hide part of the latency
     usable = [row.point.params["pipeline"] == "base" and key_of(row.point) in wholes for row in cpu]
@@ -500,6 +512,24 @@ def fit_cpu(draft: CalibratedProfile) -> tuple[CalibratedProfile, dict[str, floa
     latency_us = non_negative(messages, np.maximum((whole_us - main_us)[usable], 1.0))
     latencies = zip(LATENCIES, latency_us.tolist(), strict=True)
     return draft, {op: us for alike, us in latencies for op in alike}
+
+
+def _fit_op_costs(
+    draft: CalibratedProfile, fit: Callable[[Any], Array], ops: Array, rest_us: Array, us: Array
+) -> tuple[CalibratedProfile, HeldOut]:
+    """Put the fitted `OP_COSTS` into the profile; the error of each row is of a fit on all others.
+
+    Args:
+        fit: costs by the rows of an index.
+        ops: ``[rows, costs]``.
+        rest_us: time of other work in each row.
+        us: measured.
+    """
+    every = np.arange(len(us))
+    predicted = [ops[i] @ fit(every != i) + rest_us[i] for i in every]
+    held_out = HeldOut(np.array(predicted) / us - 1.0, len(us) - 1)
+    costs = dict(zip(OP_COSTS, fit(every).tolist(), strict=True))
+    return draft.constants("overheads", **costs).error("host", held_out), held_out
 
 
 def _fit_steps(draft: CalibratedProfile) -> CalibratedProfile:
@@ -536,59 +566,63 @@ def _op_costs(ops: Array, times_us: Array, layer_op_us: float | None) -> Array:
     return np.array([op_us, layer_op_us, iteration_us])
 
 
-def _counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
-    """Count the work of the busiest rank in one iteration.
+def _work_us(
+    params: dict[str, Any], profile: HardwareProfile, **costs: float
+) -> tuple[float, float, float, float]:
+    """Count the work of the busiest rank in one iteration, in microseconds.
+
+    Args:
+        costs: constants of the overheads; all others are 0.
 
     Returns:
-        Ops of each of `OP_COSTS`, the time of kernels in microseconds, and messages of each of
-        `LATENCIES`.
+        The host's work; kernels, which on a CPU run in the host's thread; messages; and the host's
+        waiting for the device.
     """
-    embedding = profile.embedding
-    if isinstance(embedding, CpuEmbedding):
-        # the constants of a table were not fitted on tables with next to no ids
-        embedding = embedding.model_copy(update={"forward_table_us": 0.0, "backward_table_us": 0.0})
-    nothing = {**dict.fromkeys((*OP_COSTS, "collective_us"), 0.0), "step_us": {}}
+    nothing: dict[str, Any] = {**dict.fromkeys(COUNTED, 0.0), "step_us": {}}
+    overheads = profile.overheads.model_copy(update={**nothing, **costs})
+    profile = profile.model_copy(update={"overheads": overheads})
     workload, plan = near_empty(params)
+    memory = {"hbm_bytes": profile.hbm_bytes, "ddr_bytes": profile.ddr_bytes}
+    topology = Topology.uniform(plan.world_size, plan.local_world_size, **memory)
+    scorer = PlanScorer(workload, topology, profile)
+    graph = scorer.graph(scorer.totals(match_plan(workload, topology, plan))[None])
+    there = [op for op in graph.ops if op.active is None or op.active.all()]
+    sums = [
+        sum(float(np.max(op.cost_ms)) for op in there if chosen(op))
+        for chosen in (
+            lambda op: op.resource != "collectives",
+            lambda op: op.resource == "collectives",
+            lambda op: op.stream == "host",
+        )
+    ]
+    host, kernels, messages, waiting = (
+        ms / units.us(1.0) for ms in (sum(op.host_ms for op in there), *sums)
+    )
+    return host, kernels, messages, waiting
 
-    def spent_us(*costs: str, messages: Sequence[Op] = ()) -> tuple[float, float, float]:
-        """Sum host, kernels and collectives with a microsecond for each of these costs."""
-        overheads = profile.overheads.model_copy(update={**nothing, **dict.fromkeys(costs, 1.0)})
+
+def _cpu_counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
+    """Count ops of each of `OP_COSTS`, the time of kernels in us, and messages of `LATENCIES`."""
+    links, changed = profile.collectives, dict[str, Any]()
+    if isinstance(profile.embedding, CpuEmbedding):
+        # the constants of a table were not fitted on tables with next to no ids
+        no_tables = {"forward_table_us": 0.0, "backward_table_us": 0.0}
+        changed["embedding"] = profile.embedding.model_copy(update=no_tables)
+
+    def with_latency(ops: Sequence[str] = ()) -> HardwareProfile:
+        """Return the profile with messages of a microsecond for these collectives alone."""
         curves = {
-            op: Curve(latency_us=float(op in messages), edge_mib=(0.0,), us_per_mib=(1e-9,))
+            op: Curve(latency_us=float(op in ops), edge_mib=(0.0,), us_per_mib=(1e-9,))
             for op in OPS
         }
-        links = profile.collectives
         wires = {n: getattr(links, n).model_copy(update=curves) for n in ("intra", "inter")}
-        changed = {
-            "overheads": overheads,
-            "embedding": embedding,
-            "collectives": links.model_copy(update=wires),
-        }
-        scorer, candidate = _scorer(workload, plan, profile.model_copy(update=changed))
-        graph = scorer.graph(scorer.totals(candidate)[None])
-        there = [op for op in graph.ops if op.active is None or op.active.all()]
-        spent = {True: 0.0, False: 0.0}
-        for op in there:
-            spent[op.resource == "collectives"] += float(np.max(op.cost_ms))
-        host, us = sum(op.host_ms for op in there), units.us(1.0)
-        return host / us, spent[False] / us, spent[True] / us
+        return profile.model_copy(update={**changed, "collectives": links.model_copy(update=wires)})
 
-    host = [spent_us(cost) for cost in OP_COSTS]
-    messages = [spent_us(messages=ops)[2] for ops in LATENCIES]
-    return [*(times[0] for times in host), host[0][1], *messages]
-
-
-def _scorer(
-    workload: Workload, plan: ShardingPlan, profile: HardwareProfile
-) -> tuple[PlanScorer, TablePlans]:
-    """Return the scorer of a model on a device, and the plan in the scorer's form."""
-    topology = Topology.uniform(
-        plan.world_size,
-        plan.local_world_size,
-        hbm_bytes=profile.hbm_bytes,
-        ddr_bytes=profile.ddr_bytes,
+    hosts, kernels, _, _ = zip(
+        *(_work_us(params, with_latency(), **{cost: 1.0}) for cost in OP_COSTS), strict=True
     )
-    return PlanScorer(workload, topology, profile), match_plan(workload, topology, plan)
+    messages = [_work_us(params, with_latency(alike))[2] for alike in LATENCIES]
+    return [*hosts, kernels[0], *messages]
 
 
 # Fit of a GPU.
@@ -627,43 +661,25 @@ def fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
         note = "; ops of the host as in the base profile: no iterations were run"
         return draft.measured("overheads", draft.of("host"), HeldOut(np.zeros(0), 0), also=note)
     # near-empty iterations wait for the host alone, whose costs add up
-    counts = np.array([_host_counts(row.point.params, draft.profile) for row in rows])
+    counts = np.array([_gpu_counts(row.point.params, draft.profile) for row in rows])
     whole_us = np.array([row.median_us for row in rows])
     overheads = draft.profile.overheads
     known_us = counts[:, 3:] @ [overheads.launch_us, overheads.sync_us, overheads.collective_us]
 
-    def costs_of(chosen: Array) -> Array:
+    def fit(chosen: Any) -> Array:
         rest = np.maximum(whole_us[chosen] - known_us[chosen], 1.0)
         return non_negative(counts[chosen, :3] / whole_us[chosen, None], rest / whole_us[chosen])
 
-    errors = []
-    for i in range(len(rows)):
-        predicted = counts[i, :3] @ costs_of(np.arange(len(rows)) != i) + known_us[i]
-        errors.append(predicted / whole_us[i] - 1.0)
-    costs = dict(zip(OP_COSTS, costs_of(np.full(len(rows), True)).tolist(), strict=True))
-    held_out = HeldOut(np.array(errors), len(rows) - 1)
+    draft, held_out = _fit_op_costs(draft, fit, counts[:, :3], known_us, whole_us)
     threads = next((r.facts["threads"] for r in draft.of("host") if "threads" in r.facts), None)
-    draft = draft.constants("overheads", **costs, threads=threads).error("host", held_out)
+    draft = draft.constants("overheads", threads=threads)
     note = "" if threads is None else f"; a process of {threads} OpenMP threads"
     draft = draft.measured("overheads", [*draft.of("host"), *rows], held_out, also=note)
     error = math.hypot(draft.profile.overheads.rel_error, WHOLE_STEPS_ERROR)
     return draft.constants("overheads", rel_error=round(error, 4))
 
 
-def _host_counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
+def _gpu_counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
     """Count an iteration's ops of each of `OP_COSTS`, launches, syncs and collectives."""
-    nothing = dict.fromkeys(
-        (*OP_COSTS, "launch_us", "launch_latency_us", "sync_us", "collective_us", "batch_us"), 0.0
-    )
-    workload, plan = near_empty(params)
-    counts = []
-    for cost in (*OP_COSTS, "launch_us", "sync_us", "collective_us"):
-        overheads = profile.overheads.model_copy(update={**nothing, "step_us": {}, cost: 1.0})
-        changed = profile.model_copy(update={"overheads": overheads})
-        scorer, candidate = _scorer(workload, plan, changed)
-        graph = scorer.graph(scorer.totals(candidate)[None])
-        there = [op for op in graph.ops if op.active is None or op.active.all()]
-        waiting = sum(float(np.max(op.cost_ms)) for op in there if op.stream == "host")
-        host = sum(op.host_ms for op in there)
-        counts.append((waiting if cost == "sync_us" else host) / units.us(1.0))
-    return counts
+    spent = {cost: _work_us(params, profile, **{cost: 1.0}) for cost in OVERHEADS}
+    return [spent[cost][3 if cost == "sync_us" else 0] for cost in OVERHEADS]

@@ -22,6 +22,7 @@ from predictor.cost.lookup.shard import state_row_bytes
 from predictor.hardware.schema import CpuEmbedding
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import DATA_TYPE_BYTES, Optimizer, Workload
+from shardopt.calibrate import Group
 from shardopt.calibrate.fitting import (
     FEWEST_PER_CONSTANT,
     NS,
@@ -36,6 +37,7 @@ from shardopt.calibrate.fitting import (
 from shardopt.calibrate.points import (
     Coordinates,
     Device,
+    Family,
     Point,
     Size,
     choice,
@@ -133,27 +135,18 @@ UNPOOLED = {
 # Points.
 
 
-def cpu_points(size: Size) -> list[Point]:
-    """Return the points of one core: lookups, plain, with dense gradients, and without pooling.
-
-    The first plain ones are repeated with other optimizers and with weights.
-    """
-    variants = [
-        Point("lookup_variant", {**p.params, "optimizer": optimizer, "weighted": weighted}, p.test)
-        for optimizer, weighted in VARIANTS
-        for p in lookup_points(size.variants)
-    ]
-    return [
-        *lookup_points(size.lookups),
-        *variants,
-        *sobol_points("lookup_dense", 2 * size.ops, 6, _dense),
-        *sobol_points("lookup_unpooled", 2 * size.ops, 6, _unpooled),
-    ]
-
-
 def lookup_points(count: int) -> list[Point]:
     """Return points of TBEs of one to twelve tables."""
     return sobol_points("lookup", count, 6, _lookup)
+
+
+def variant_points(count: int) -> list[Point]:
+    """Return the first of `lookup_points` with other optimizers, and with weights."""
+    return [
+        Point("lookup_variant", {**p.params, "optimizer": optimizer, "weighted": weighted}, p.test)
+        for optimizer, weighted in VARIANTS
+        for p in lookup_points(count)
+    ]
 
 
 def _drawn(rows: float, dim: int, pooling: float, alpha: float) -> dict[str, Any]:
@@ -199,27 +192,36 @@ def _unpooled(u: Coordinates, _: int) -> dict[str, Any]:
     return {"batch": batch, "pooled": False, "tables": [table] * tables}
 
 
-def gpu_points(size: Size, device: Device) -> list[Point]:
-    """Return the points of lookups from device memory, over the host link, and through a cache.
+def gpu_lookup_points(size: Size, device: Device) -> list[Point]:
+    """Return the points of lookups from device memory, and over the host link.
 
     They vary all inputs of the kernel model: batches from a fraction of a wave to many, widths
-    around a warp's, tables below and above the L2, skew, tables a launch, data types, optimizers,
-    and tables in host memory with and without a cache.
+    around a warp's, tables below and above the L2, skew, tables a launch, data types, optimizers.
     """
     most, uvm = MEMORY_SHARE * device.memory_bytes, UVM_SHARE * device.host_bytes
-    few = max(size.lookups // UVM_EVERY, FEWEST_UVM)
-
-    def cached(u: Coordinates, i: int) -> dict[str, Any]:
-        cache = {"kernel": "fused_uvm_caching", "cache_load_factor": CACHED[i % len(CACHED)]}
-        return {**_launch(u, uvm, UVM_IDS, CACHED_ALPHAS), **cache}
-
     return [
         *sobol_points("lookup", size.lookups, 8, lambda u, _: _launch(u, most)),
         *sobol_points(
-            "lookup", few, 8, lambda u, _: {**_launch(u, uvm, UVM_IDS), "kernel": "fused_uvm"}
+            "lookup",
+            _few(size),
+            8,
+            lambda u, _: {**_launch(u, uvm, UVM_IDS), "kernel": "fused_uvm"},
         ),
-        *sobol_points("lookup_cached", few, 8, cached),
     ]
+
+
+def cached_points(size: Size, device: Device) -> list[Point]:
+    """Return the points of lookups through a cache in front of host memory."""
+
+    def cached(u: Coordinates, i: int) -> dict[str, Any]:
+        cache = {"kernel": "fused_uvm_caching", "cache_load_factor": CACHED[i % len(CACHED)]}
+        return {**_launch(u, UVM_SHARE * device.host_bytes, UVM_IDS, CACHED_ALPHAS), **cache}
+
+    return sobol_points("lookup_cached", _few(size), 8, cached)
+
+
+def _few(size: Size) -> int:
+    return max(size.lookups // UVM_EVERY, FEWEST_UVM)
 
 
 def _launch(
@@ -332,7 +334,7 @@ def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measureme
 
 
 def measure_model_lookup(
-    model: Workload, point: Point, timer: Timer, seconds: float
+    point: Point, timer: Timer, seconds: float, model: Workload | None = None
 ) -> list[Measurement]:
     """Measure rows ``forward`` and ``backward`` of one table for the samples of all ranks.
 
@@ -343,6 +345,7 @@ def measure_model_lookup(
 
     from shardopt.training.batch import batch_ring
 
+    assert model is not None, "points of a model are measured with it"
     table = model.tables[model.keys.index(point.params["table"])]
     samples = point.params["batch_size"] * point.params["ranks"]
     only = replace(model, tables=(table,), batch_size=samples)
@@ -383,6 +386,31 @@ def measure_model_lookup(
         pooled=table.is_pooled,
         mean=table.pooling == "mean",
     )
+
+
+FAMILIES = (
+    Family(
+        "lookup",
+        measure_lookup,
+        (Group.EMBEDDING,),
+        cpu=lambda size: lookup_points(size.lookups),
+        gpu=gpu_lookup_points,
+    ),
+    Family("lookup_variant", measure_lookup, cpu=lambda size: variant_points(size.variants)),
+    Family(
+        "lookup_dense",
+        measure_dense_lookup,
+        (Group.EMBEDDING,),
+        cpu=lambda size: sobol_points("lookup_dense", 2 * size.ops, 6, _dense),
+    ),
+    Family(
+        "lookup_unpooled",
+        measure_unpooled_lookup,
+        cpu=lambda size: sobol_points("lookup_unpooled", 2 * size.ops, 6, _unpooled),
+    ),
+    Family("lookup_cached", measure_cached, (Group.EMBEDDING,), gpu=cached_points),
+    Family("model_lookup", measure_model_lookup, (Group.EMBEDDING,)),
+)
 
 
 class Launch:

@@ -35,6 +35,7 @@ from shardopt.calibrate.fitting import (
 from shardopt.calibrate.points import (
     Coordinates,
     Device,
+    Family,
     Point,
     Size,
     choice,
@@ -95,49 +96,52 @@ COPIES = (
 # Points.
 
 
-def cpu_points(size: Size) -> list[Point]:
-    functions = [
-        Point("function", {"op": op, "elements": 2**octave}, is_test(i + j))
-        for i, op in enumerate(FUNCTIONS)
-        for j, octave in enumerate(FUNCTION_OCTAVES)
-    ]
+def _streaming_points(size: Size, device: Device) -> list[Point]:
     return [
-        *_elementwise_points(*size.elementwise_octaves),
-        *sobol_points("jagged", size.ops, 4, _jagged),
-        *(p for op in POOLED for p in sobol_points("pooled", size.ops, 3, partial(_pooled, op))),
-        *functions,
-        *(
-            p
-            for form in FORMS
-            for p in sobol_points("concatenation", size.ops, 3, partial(_joined, form))
-        ),
+        Point("streaming", {"bytes": mib * MIB}, i % 3 == 2)
+        for i, mib in enumerate(STREAMED_MIB)
+        if mib * MIB <= device.memory_bytes / 8
     ]
 
 
-def gpu_points(size: Size, device: Device) -> list[Point]:
-    """Return the points of one GPU, within its memory."""
+def elementwise_points(size: Size, device: Device | None = None) -> list[Point]:
+    """Return the points of memory-bound kernels; a GPU's go further, within its memory."""
     low, high = size.elementwise_octaves
-    moves = _elementwise_points(low, high + GPU_OCTAVES)
-    return [
-        *(
-            Point("streaming", {"bytes": mib * MIB}, i % 3 == 2)
-            for i, mib in enumerate(STREAMED_MIB)
-            if mib * MIB <= device.memory_bytes / 8
-        ),
-        *(point for point in moves if point.params["bytes"] <= device.memory_bytes / 16),
-        *(
-            Point("copy_h2d", {"bytes": 2**octave}, is_test(octave))
-            for octave in range(*COPY_OCTAVES)
-            if octave <= high + 2
-        ),
-    ]
-
-
-def _elementwise_points(low: int, high: int) -> list[Point]:
+    if device is not None:
+        high += GPU_OCTAVES
     return [
         Point("elementwise", {"op": op, "bytes": 2**octave}, is_test(i + octave))
         for i, op in enumerate(ELEMENTWISE_OPS)
         for octave in range(low, high + 1)
+        if device is None or 2**octave <= device.memory_bytes / 16
+    ]
+
+
+def _copy_points(size: Size, device: Device) -> list[Point]:
+    return [
+        Point("copy_h2d", {"bytes": 2**octave}, is_test(octave))
+        for octave in range(*COPY_OCTAVES)
+        if octave <= size.elementwise_octaves[1] + 2
+    ]
+
+
+def _function_points(size: Size) -> list[Point]:
+    return [
+        Point("function", {"op": op, "elements": 2**octave}, is_test(i + j))
+        for i, op in enumerate(FUNCTIONS)
+        for j, octave in enumerate(FUNCTION_OCTAVES)
+    ]
+
+
+def _pooled_points(size: Size) -> list[Point]:
+    return [p for op in POOLED for p in sobol_points("pooled", size.ops, 3, partial(_pooled, op))]
+
+
+def _concatenation_points(size: Size) -> list[Point]:
+    return [
+        point
+        for form in FORMS
+        for point in sobol_points("concatenation", size.ops, 3, partial(_joined, form))
     ]
 
 
@@ -282,6 +286,17 @@ def measure_concatenation(point: Point, timer: Timer, seconds: float) -> list[Me
         )[:pieces],
     }[p["form"]]()
     return [row_of_samples(point, timer.samples(lambda: torch.cat(parts, dim=1), seconds))]
+
+
+FAMILIES = (
+    Family("streaming", measure_streaming, gpu=_streaming_points),
+    Family("elementwise", measure_elementwise, cpu=elementwise_points, gpu=elementwise_points),
+    Family("copy_h2d", measure_copy_h2d, gpu=_copy_points),
+    Family("jagged", measure_jagged, cpu=lambda size: sobol_points("jagged", size.ops, 4, _jagged)),
+    Family("pooled", measure_pooled, cpu=_pooled_points),
+    Family("function", measure_function, cpu=_function_points),
+    Family("concatenation", measure_concatenation, cpu=_concatenation_points),
+)
 
 
 # Fit of CPU ranks.

@@ -28,6 +28,7 @@ from predictor.iteration.torchrec.sparse import COPY_PASSES, OUTPUT_BYTES
 from predictor.model.dlrm_program import dense_program
 from predictor.model.op_calls import OpCall
 from predictor.model.workload import MeasuredDense, Workload
+from shardopt.calibrate import Group
 from shardopt.calibrate.fitting import (
     FEWEST,
     NS,
@@ -47,7 +48,7 @@ from shardopt.calibrate.moves import cold_call_us
 from shardopt.calibrate.points import (
     TEST_EVERY,
     Coordinates,
-    Device,
+    Family,
     Point,
     Size,
     choice,
@@ -96,38 +97,17 @@ ATTENTION_FLOP = (4, 10)
 # Points.
 
 
-def cpu_points(size: Size) -> list[Point]:
-    """Return the points of one core.
-
-    They are products of MLPs in the layouts of forward and backward, interactions, the batched
-    products of attention and mixtures of experts, and fused attention.
-    """
-
-    def gemm(u: Coordinates, i: int) -> dict[str, Any]:
-        # a stride prime to the layouts and to the test points
-        dtype = CPU_DTYPES[(i // TEST_EVERY) % len(CPU_DTYPES)]
-        return {**_shape(u, CPU_SIZES, MAX_CPU_FLOP), "dtype": dtype, "layout": LAYOUTS[i % 3]}
-
-    return [
-        *sobol_points("gemm", size.gemms, 3, gemm),
-        *(
-            point
-            for op in ("bmm", "dot")
-            for point in sobol_points("interaction", size.ops, 3, partial(_interaction, op))
-        ),
-        *_batch_points(size.ops),
-        *sobol_points("attention", size.ops, 4, _attention),
-    ]
+def _cpu_gemm(u: Coordinates, i: int) -> dict[str, Any]:
+    """Describe a product of an MLP, in a layout of forward or backward."""
+    # a stride prime to the layouts and to the test points
+    dtype = CPU_DTYPES[(i // TEST_EVERY) % len(CPU_DTYPES)]
+    return {**_shape(u, CPU_SIZES, MAX_CPU_FLOP), "dtype": dtype, "layout": LAYOUTS[i % 3]}
 
 
-def gpu_points(size: Size, device: Device) -> list[Point]:
-    """Return products in every data type; tf32 is fp32 with the tensor cores allowed."""
-
-    def params(u: Coordinates, _: int) -> dict[str, Any]:
-        how = {"dtype": choice(GPU_DTYPES, u[3]), "layout": choice(LAYOUTS, u[4])}
-        return {**_shape(u[:3], GPU_SIZES, MAX_GPU_FLOP), **how}
-
-    return sobol_points("gemm", 2 * size.gemms, 5, params)
+def _gpu_gemm(u: Coordinates, _: int) -> dict[str, Any]:
+    """Describe a product in some data type; tf32 is fp32 with the tensor cores allowed."""
+    how = {"dtype": choice(GPU_DTYPES, u[3]), "layout": choice(LAYOUTS, u[4])}
+    return {**_shape(u[:3], GPU_SIZES, MAX_GPU_FLOP), **how}
 
 
 def model_points(model: Workload) -> list[Point]:
@@ -156,6 +136,15 @@ def _shape(u: Coordinates, sizes: Sequence[tuple[int, int]], most_flop: float) -
     return {"m": max(64, min(m, int(most_flop / (2 * n * k)))), "n": n, "k": k}
 
 
+def interaction_points(size: Size) -> list[Point]:
+    """Return the points of interactions: the batched product alone, and the whole layer."""
+    return [
+        point
+        for op in ("bmm", "dot")
+        for point in sobol_points("interaction", size.ops, 3, partial(_interaction, op))
+    ]
+
+
 def _interaction(op: str, u: Coordinates, _: int) -> dict[str, Any]:
     vectors = whole(u[0], (2, 40))
     batch = round(min(logarithmic(u[2], (64, 4096)), MAX_DOTS / vectors**2))
@@ -168,7 +157,7 @@ def _history(u: Coordinates) -> tuple[float, int, int]:
     return min(logarithmic(u[0], COUNT), MAX_BATCHED_MACS / (length**2 * width)), length, width
 
 
-def _batch_points(count: int) -> list[Point]:
+def batch_points(count: int) -> list[Point]:
     """Return the batched products of attention and of mixtures of experts.
 
     They are scores and values of attention and their gradients, and the same for mixtures, whose
@@ -277,6 +266,24 @@ def measure_attention(point: Point, timer: Timer, seconds: float) -> list[Measur
         return functional.scaled_dot_product_attention(*inputs, attn_mask=future)
 
     return rows_of_passes(point, sample_gradients(timer, forward, inputs, seconds))
+
+
+FAMILIES = (
+    Family(
+        "gemm",
+        measure_gemm,
+        (Group.GEMM,),
+        cpu=lambda size: sobol_points("gemm", size.gemms, 3, _cpu_gemm),
+        gpu=lambda size, _: sobol_points("gemm", 2 * size.gemms, 5, _gpu_gemm),
+    ),
+    Family("interaction", measure_interaction, cpu=interaction_points),
+    Family("product", measure_product, cpu=lambda size: batch_points(size.ops)),
+    Family(
+        "attention",
+        measure_attention,
+        cpu=lambda size: sobol_points("attention", size.ops, 4, _attention),
+    ),
+)
 
 
 # Fit of CPU ranks.

@@ -25,7 +25,7 @@ from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingTyp
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseTimes, MeasuredDense, Workload
 from predictor.trace.phases import Measured
-from shardopt.calibrate import FAMILIES, Group, gpu_lookups, host, lookups, moves, products
+from shardopt.calibrate import Group, families, gpu_lookups, host, lookups, moves, products
 from shardopt.calibrate.collectives import fit_links, issue_us
 from shardopt.calibrate.fitting import (
     FEWEST,
@@ -78,7 +78,7 @@ def build_profile(
         InputError: there are no rows.
     """
     wiring = Wiring(ranks, hosts, link_gbit_s)
-    used = [row for row in rows if only is None or row.point.family in FAMILIES[only]]
+    used = [row for row in rows if families.needs(only, row.point.family)]
     accepted = accept(row for row in used if _of_wiring(row, wiring))
     draft = CalibratedProfile(accepted.rows, origin, wiring, base, base)
     draft = _fit_cpu(draft) if base.inline else _fit_gpu(draft)

@@ -191,7 +191,7 @@ def plan(
         if apply is not None:
             apply_advice(answer, request, numbers, apply)
             say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
-        return advice_view(answer)
+        return advice_view(answer.advice_document())
     with SearchProgress(on=not (json or quiet)) as shown:
         answer = find_answer(inputs, stop, cache, shown)
     if answer.from_cache:
@@ -217,7 +217,7 @@ def plan(
     end = next_lines(request.model, output)
     if apply is not None:
         end = next_lines(apply, output, plan=f"The plan for {apply}")
-    view = plan_view(answer, end, request.from_)
+    view = plan_view(answer.document(request.from_), end)
     if json:
         note(answer.setting.notes, quiet=quiet)
     cut = answer.result.stopped_by == "interrupted"  # the best plan so far is written and shown

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from predictor.cost.loads import Load, ShardLoads
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction, profile_groups
-from search.constraint_costs import ConstraintCosts
 from search.problem import Problem
 from search.space.host_memory import memory_notes
 from search.tune.advice import Advised, Advisor
@@ -29,69 +28,42 @@ longest."""
 
 
 @dataclass(frozen=True)
-class PredictedPlan:
-    """One plan with its prediction.
-
-    Args:
-        name: the path as given.
-        doubts: why the prediction may differ from what the plan file says.
-        bound_ms: no plan is predicted to be faster; None where none was proved for this model on
-            this machine.
-        constraint_costs: what the model's constraints cost, where the plan is the best that a
-            search found under them.
-    """
-
-    name: str
-    plan: ShardingPlan
-    prediction: Prediction
-    doubts: tuple[str, ...] = ()
-    bound_ms: float | None = None
-    constraint_costs: ConstraintCosts | None = None
-
-
-@dataclass(frozen=True)
 class Explanation:
-    """Findings about one plan, and other plans to compare with.
+    """Findings about one plan.
 
     Args:
-        subject: the plan explained.
         waits: on the critical path, the longest first.
-        advised: changes beside the plan.
         what_if: the same plan in another setting.
-        others: further plans to compare with, in the order given.
         table_times: how long each table's lookups take.
         critical_groups: groups of the hardware profile that the critical path uses.
         memory_notes: why tables are in host memory, and what caches waste.
         deciding: constants whose stated errors could make another plan the faster one.
+        advised: changes beside the plan; None where nobody asked.
     """
 
-    subject: PredictedPlan
     waits: Sequence[Wait]
     changes: Changes
     what_if: Sequence[WhatIf]
-    others: Sequence[PredictedPlan] = ()
     table_times: TableTimes = field(default_factory=dict)
     critical_groups: frozenset[str] = frozenset()
     memory_notes: Sequence[str] = ()
     deciding: Sequence[DecidingConstant] = ()
     advised: Advised | None = None
 
-    @property
-    def plans(self) -> list[PredictedPlan]:
-        """The plan, then the others."""
-        return [self.subject, *self.others]
-
 
 def explain_plan(
-    problem: Problem, plans: Sequence[PredictedPlan], case: Case | None = None
+    problem: Problem,
+    plan: ShardingPlan,
+    prediction: Prediction,
+    others: Mapping[str, ShardingPlan] | None = None,
+    case: Case | None = None,
 ) -> Explanation:
-    """Explain the first of the plans; deterministic, a few seconds at most.
+    """Explain a plan; deterministic, a few seconds at most.
 
     Args:
+        others: name -> plan to compare with.
         case: the case of the problem; None for no advice.
     """
-    explained, *other_plans = plans
-    plan, prediction = explained.plan, explained.prediction
     changes = best_changes(problem, plan, prediction)
     rivals = {
         **usual_plans(problem),
@@ -101,14 +73,12 @@ def explain_plan(
             )
             for c in changes.helpful
         },
-        **{f"{RIVAL}{other.name}": other.plan for other in other_plans},
+        **{f"{RIVAL}{name}": other for name, other in (others or {}).items()},
     }
     return Explanation(
-        explained,
         find_waits(problem, plan, prediction),
         changes,
         sensitivity(problem, plan, prediction),
-        other_plans,
         _table_times(problem, plan),
         _critical_groups(problem, prediction),
         memory_notes(problem, plan),

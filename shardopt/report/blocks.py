@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pydantic import BaseModel
+
 
 @dataclass(frozen=True)
 class Heading:
@@ -106,7 +108,7 @@ class View:
         code: with which the command ends; 0 where all is done.
     """
 
-    data: Mapping[str, Any]
+    data: Mapping[str, Any] | BaseModel
     full: Sequence[Block]
     brief: Sequence[Block] = ()
     notes: Sequence[str] = ()

@@ -60,8 +60,8 @@ def call_of(name: str, x: int) -> OpCall:
             tensor(3, n, 32, 14, 14),
         )
         if name.endswith("backward"):
-            made = (tensor(4, n, 8, 16, 16), tensor(5, 32, 8, 3, 3))
-            return OpCall(name, (out, image, weight), made)
+            outputs = (tensor(4, n, 8, 16, 16), tensor(5, 32, 8, 3, 3))
+            return OpCall(name, (out, image, weight), outputs)
         return OpCall(name, (image, weight), (out,))
     if name in ATTENTION:
         q = [tensor(at, x, 8, 64, 32) for at in range(1, 5)]
@@ -82,12 +82,12 @@ def test_every_op_is_finite_positive_never_falls_and_ends_linear(profile: str) -
     hw = load_hardware(profile)
     times = OpTimes(hw, "fp32")
     for name in NAMES:
-        found = [times.cost(call_of(name, x)) for x in GROWTH]
-        ms = [cost.ms for cost in found]
+        costs = [times.cost(call_of(name, x)) for x in GROWTH]
+        ms = [cost.ms for cost in costs]
         assert np.isfinite(ms).all(), name
         assert min(ms) > 0, name
         assert all(a <= b * (1 + 1e-9) for a, b in pairwise(ms)), (name, ms)
-        assert all(1 <= cost.kernels < 20 for cost in found), name
+        assert all(1 <= cost.kernels < 20 for cost in costs), name
         # far out a size twice as large takes twice as long
         far = [times.cost(call_of(name, x)).ms for x in (20_000, 40_000)]
         assert 1.7 < far[1] / far[0] < 2.2, (name, far)

@@ -68,8 +68,8 @@ def by_placer(tools: Tools) -> list[Assignment]:
 
 
 def by_feasibility(tools: Tools) -> list[Assignment]:
-    found = find_feasible(tools.objective, 2.0, 0).assignment
-    return [found] if found else []
+    plan = find_feasible(tools.objective, 2.0, 0).assignment
+    return [plan] if plan else []
 
 
 def by_local_search(tools: Tools) -> list[Assignment]:

@@ -1,6 +1,7 @@
 """Confirmation of plans on simulated ranks: who wins, who is out, and the report."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,9 +172,10 @@ def test_the_ranks_of_torchrun_are_told_to_end_where_nothing_could_be_timed(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[object] = []
-    led = SimpleNamespace(joined=SimpleNamespace(talk=SimpleNamespace(share=told.append)))
+    joined = nullcontext((None, SimpleNamespace(share=told.append)))
     monkeypatch.setattr(room, "check_job", lambda *_, **__: None)
-    monkeypatch.setattr(room, "LedSessions", lambda *_: led)
+    monkeypatch.setattr(room, "joined_ranks", lambda *_: joined)
+    monkeypatch.setattr(room, "LedSessions", lambda *_: None)
     with pytest.raises(InputError), room.sessions_of(setting, PLANS, tmp_path, Rank(0, 2, 0, 2)):
         raise InputError("no plan could be timed")
     assert told == [None]

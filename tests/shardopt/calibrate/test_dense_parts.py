@@ -48,6 +48,6 @@ def test_every_op_runs() -> None:
     }
     assert {point.family for point in unlike.values()} >= set(FAMILIES)
     for point in unlike.values():
-        rows = families.ALONE[point.family](point, timer, 0.0)
+        rows = families.ALONE[point.family].measure(point, timer, 0.0)
         assert tuple(row.part for row in rows) == PARTS.get(point.family, ("",))
         assert all(row.median_us > 0 for row in rows)

@@ -23,7 +23,6 @@ from shardopt.calibrate.host import (
     OP_COSTS,
     SHARDING,
     HostTimer,
-    clock_points,
     fit_cpu,
     iteration_points,
     measure_clock,
@@ -156,7 +155,7 @@ def test_host_times_are_of_one_of_many(what: str) -> None:
 
 def test_a_tiny_kernel_is_timed_between_events_and_by_itself() -> None:
     pytest.importorskip("torch")
-    (row,) = measure_clock(*clock_points(), CpuTimer(2**16), 0.0)
+    (row,) = measure_clock(Point("clock", {}), CpuTimer(2**16), 0.0)
     assert row.n >= CLEAN_ENOUGH
     assert 0 < row.facts["kernel_us"] < 1e4
 

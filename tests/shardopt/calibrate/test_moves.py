@@ -12,7 +12,7 @@ from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.fitting import CalibratedProfile, Wiring
 from shardopt.calibrate.moves import (
-    cpu_points,
+    FAMILIES,
     fit_cpu,
     fit_gpu,
     measure_copy_h2d,
@@ -39,7 +39,7 @@ def moves(hw: HardwareProfile, **scales: float) -> dict[str, float]:
     """
     columns = {("forward", "cat"), ("backward", "split")}
     rows = []
-    for of in cpu_rows(hw, cpu_points(QUICK)):
+    for of in cpu_rows(hw, [p for family in FAMILIES for p in family.cpu(QUICK)]):
         family, params = of.point.family, of.point.params
         copies = family == "pooled" and (of.part, params["op"]) in columns
         scale = 1.0 if copies else scales.get(family, 1.0)

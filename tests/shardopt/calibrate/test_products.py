@@ -9,14 +9,14 @@ import pytest
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.points import QUICK, Point
-from shardopt.calibrate.products import _batched, _gathers, cpu_points, measure_gemm
+from shardopt.calibrate.products import _batched, _gathers, interaction_points, measure_gemm
 from shardopt.calibrate.rows import Measurement
 from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
 from tests.shardopt.calibrate.synthetic import CALL_US, cpu_rows, with_groups
 
 pytest.importorskip("scipy")
 
-QUICK_ONES = [p for p in cpu_points(QUICK) if p.family == "interaction"]
+QUICK_ONES = interaction_points(QUICK)
 
 
 def rows(hw: HardwareProfile, op: str) -> list[Measurement]:
