@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from predictor.iteration.ranges import OutOfRange
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
@@ -34,11 +33,6 @@ KIND_WORDS = {
     "not validated": "not validated",
 }
 """Provenance kind -> what the console calls it."""
-
-
-def picked(value: object, *names: str) -> dict[str, Any]:
-    """Return attributes by name, for JSON that has them under the same names."""
-    return {name: getattr(value, name) for name in names}
 
 
 def phase_words(phase: str) -> str:

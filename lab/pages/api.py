@@ -83,6 +83,8 @@ def _entry(package: str, name: str, node: Definition) -> Iterator[str]:
     yield from _documented(ast.get_docstring(node))
     if not isinstance(node, ast.ClassDef):
         return
+    described = list(_described_fields(node))
+    yield from ["Args:\n", *described, ""] if described else []
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
             words = (ast.get_docstring(method) or "").partition("\n\n")[0]
@@ -101,12 +103,36 @@ def _signature(node: Definition, name: str) -> str:
         ]
         if constructors:
             return _signature(constructors[0], name)
-        fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
-        return _wrapped(name, fields, "")
+        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+        shown = (
+            f"{ast.unparse(field.target)}: {ast.unparse(_notes(field)[0])}"
+            f"{f' = {ast.unparse(field.value)}' if field.value else ''}"
+            for field in fields
+            if not ast.unparse(field.annotation).startswith("ClassVar")
+        )
+        return _wrapped(name, list(shown), "")
     arguments = ast.unparse(node.args)
     listed = [part for part in _parts(arguments) if part != "self"]
     returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
     return _wrapped(name, listed, returns)
+
+
+def _notes(field: ast.AnnAssign) -> list[ast.expr]:
+    """Return the type of a field, and what else its annotation says."""
+    kind = field.annotation
+    if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Annotated":
+        assert isinstance(kind.slice, ast.Tuple)
+        return kind.slice.elts
+    return [kind]
+
+
+def _described_fields(node: ast.ClassDef) -> Iterator[str]:
+    """Yield what the fields of a section say of themselves (`predictor.section.about`)."""
+    for field in (part for part in node.body if isinstance(part, ast.AnnAssign)):
+        for note in _notes(field)[1:]:
+            if isinstance(note, ast.Call) and ast.unparse(note.func) == "about":
+                words = ast.literal_eval(note.args[0])
+                yield f"- `{ast.unparse(field.target)}`: {_markdown(words)}."
 
 
 def _parts(arguments: str) -> list[str]:

@@ -25,7 +25,7 @@ from predictor.units import gib
 from search.problem import Problem
 from search.space.enumerate import listed_types
 from search.tune.knobs import Case
-from shardopt.api.cache import digest
+from shardopt.api.cache import digest, versions
 from shardopt.api.request import Machine, check_number
 from shardopt.config import ClusterConfig, load_cluster, read_model
 from shardopt.config.cluster import (
@@ -103,6 +103,11 @@ class Setting:
             **network,
             **copies,
         }
+
+    def head(self, seed: int) -> dict[str, Any]:
+        """The head of a plan file, before the times; `to_torchrec` places shards on its device."""
+        device = self.hardware.device
+        return {**self.facts(), "device": device, "seed": seed, "versions": versions()}
 
 
 def resolve(

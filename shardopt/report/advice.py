@@ -6,7 +6,7 @@ from search.prefer import TOLERANCE
 from search.tune.advice import OtherMachine
 from shardopt.api.document import AdviceKeys, Change, Considered, SingleChange
 from shardopt.formatting import ms, number, percent, plural, rank_word
-from shardopt.report.blocks import Block, Grid, Heading, Line
+from shardopt.report.blocks import Block, Heading, Line, TextTable
 
 SHOWN_NAMES = 3
 """Settings without a price that are named per reason."""
@@ -38,7 +38,7 @@ def advice(answer: AdviceKeys, device: str) -> list[Block]:
     if together is not None:
         parts = [str(i) for i, a in enumerate(answer.advice, 1) if a.label in together.labels]
         rows.append(("", f"{', '.join(parts[:-1])} and {parts[-1]} together", *_cells(together)))
-    grid = Grid([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
+    grid = TextTable([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
     return [*blocks, grid, f"To do 1: {answer.advice[0].how}.", *machines]
 
 

@@ -31,7 +31,7 @@ from shardopt.formatting import (
 )
 from shardopt.race import Confirmation
 from shardopt.report.advice import advice, advice_words
-from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
+from shardopt.report.blocks import Block, Heading, Line, TextTable, View, warning
 from shardopt.report.constraints import constraints, constraints_words
 from shardopt.report.prediction import (
     PROVENANCE_SENTENCES,
@@ -166,7 +166,7 @@ def _ranking(answer: PlanAnswer) -> list[Block]:
     columns = [">#", ">ms", ">vs bound", "<90 % interval", f">{kind}", "~sharding", "~found by"]
     return [
         Heading("Plans", "predicted iteration time; plan 1 is the answer"),
-        Grid(columns, rows, strong=0),
+        TextTable(columns, rows, strong=0),
     ]
 
 
@@ -337,7 +337,7 @@ def _in_use(answer: PlanAnswer) -> list[Block]:
         f"{format_bytes(move.bytes)} of weights and optimizer state move to other ranks"
         f"{_over_links(move)}.",
         _move_words(move),
-        Grid(["~table", "~now", "~after"], rows),
+        TextTable(["~table", "~now", "~after"], rows),
     ]
     more = len(in_use.moved) - len(shown)
     return [*lines, *([f"and {more} more; `shardopt diff` lists all of them."] if more else [])]
@@ -388,7 +388,7 @@ def measured(confirmation: Confirmation | None, expected: ExpectedGain | None) -
     ]
     return [
         Heading("Measured plans"),
-        Grid(["<plan", ">ms", ">95 % interval", ">predicted", "~found by", "<"], rows),
+        TextTable(["<plan", ">ms", ">95 % interval", ">predicted", "~found by", "<"], rows),
         *(f"{note}." for note in confirmation.notes),
         *_off(confirmation),
         gained(confirmation, expected),
