@@ -414,14 +414,15 @@ def _off(confirmation: Confirmation) -> list[Block]:
 
 def gained(confirmation: Confirmation, expected: ExpectedGain | None) -> str:
     """The fastest plan, and the measured gain beside the expected one."""
+    name = confirmation.best.name
+    fastest = f"{name[0].upper()}{name[1:]} is the fastest measured plan"
+    if confirmation.is_theirs:
+        return f"{fastest}; it is TorchRec's."
     if confirmation.gain is None:
-        return f"{confirmation.best.name} is the fastest measured plan; TorchRec's was not timed."
+        return f"{fastest}; TorchRec's was not timed."
     value, low, high = confirmation.gain
     between = ""
     if low is not None and high is not None:
         between = f" (95 % interval {points(low)} to {points(high)})"
     before = "" if expected is None else f"; {points(expected.mean)} % was expected"
-    return (
-        f"{confirmation.best.name} is the fastest measured plan: it gains {points(value)} % over "
-        f"TorchRec's{between}{before}."
-    )
+    return f"{fastest}: it gains {points(value)} % over TorchRec's{between}{before}."

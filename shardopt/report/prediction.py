@@ -342,7 +342,7 @@ def setting_facts(setting: Setting) -> TextTable:
         (
             workload.name,
             f"{plural(len(workload.tables), 'table')}, "
-            f"{gib_number(workload.embedding_bytes)} GiB of embeddings, "
+            f"{format_bytes(workload.embedding_bytes)} of embeddings, "
             f"{lookups:,.4g} ids per sample",
         ),
         (
