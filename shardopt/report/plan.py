@@ -65,11 +65,13 @@ def plan_view(answer: PlanAnswer, end: Sequence[str]) -> View:
 
 def advice_view(answer: AdviceAnswer) -> View:
     """The advice alone, at a plan that was not searched for."""
-    where = f"{finder_words(answer.found_by)}, {ms(answer.iteration_ms)}"
+    theirs = answer.found_by == TORCHREC
+    finder = finder_words(answer.found_by) if theirs else f"the rule '{answer.found_by}'"
     blocks: list[Block] = [
         setting_facts(answer.setting),
         *advice(answer, answer.device),
-        f"No plan was searched for; settings are priced at that of {where}.",
+        f"No plan was searched for; settings are priced at that of {finder}, which takes "
+        f"{ms(answer.iteration_ms)}.",
     ]
     return View(answer, blocks, notes=answer.setting.notes)
 

@@ -178,7 +178,7 @@ def nearly_full_text(memory: Sequence[RankUse]) -> str:
 
 
 PROVENANCE_SENTENCES = {
-    "measured": "Based on measurements.",
+    "measured": "Based on measurements of the profile's machine.",
     "learned": "Based on measurements, corrected by a trace of your job.",
     "published": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
     "derived": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
