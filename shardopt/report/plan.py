@@ -326,8 +326,8 @@ def _in_use(answer: PlanAnswer) -> list[Block]:
         *(warning(f"It cannot stay as it is: {reason}.") for reason in in_use.misfits),
     ]
     if not in_use.moved:
-        most = percent(move.lower_bound_gain)
-        proved = f"Staying is best: proved, no plan within the limits gains more than {most}."
+        most = at_most(move.lower_bound_gain)
+        proved = f"Staying is best: proved, any plan within the limits gains {most}."
         return [*lines, f"No table moves. {proved if answer.lower_bound_ms > 0 else ''}"]
     shown = in_use.moved[:SHOWN_MOVES]
     rows = [
