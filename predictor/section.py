@@ -11,12 +11,15 @@ counts as one; a boolean never does.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
+from itertools import pairwise
 from typing import (
     Annotated,
     Any,
@@ -269,25 +272,21 @@ def _version(value: Any) -> int:
     return SCHEMA_VERSION
 
 
-SchemaVersion = Annotated[
-    int,
-    PlainValidator(_version),
-    Field(alias="schema", description="the version of this file format: 'schema: 1'"),
-]
+def named(key: str) -> Any:
+    """Give the key of a field that has another name in code."""
+    return Field(alias=key)
 
 
-def about(words: str, key: str | None = None) -> Any:
-    """Say what a key is, with its unit; an error on a missing key quotes it.
-
-    Args:
-        key: in the file, where the field has another name.
-    """
-    return Field(description=words, alias=key)
+SchemaVersion = Annotated[int, PlainValidator(_version), named("schema")]
 
 
 class Section:
     """Base of frozen dataclasses that are mappings with known keys in a file; a key without a value
-    counts as left out."""
+    counts as left out.
+
+    The text below a field says what its key is, with its unit: on the pages of the documentation,
+    and in an error where the key is missing.
+    """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     tag: ClassVar[str] = ""
@@ -324,20 +323,25 @@ class Key:
     """One key of a section.
 
     Args:
+        section: that has it.
         field: name of the attribute.
         kind: its annotation.
-        about: description of the key.
         default: `MISSING` where the key is required.
     """
 
+    section: Any
     field: str
     kind: Any
-    about: str
     default: Any
 
     @property
     def required(self) -> bool:
         return self.default is MISSING
+
+    @property
+    def about(self) -> str:
+        """Text below the field."""
+        return _texts(self.section).get(self.field, "")
 
     @property
     def allowed(self) -> str:
@@ -355,16 +359,33 @@ def keys_of(section: type[Section]) -> Mapping[str, Key]:
 def _keys(section: Any) -> Mapping[str, Key]:
     hints = get_type_hints(section, include_extras=True)
     keys = {}
-    for field in dataclasses.fields(section):
-        notes = [n for n in _notes(hints[field.name]) if isinstance(n, FieldInfo)]
-        if NOT_IN_FILE in _notes(hints[field.name]):
+    for field in sorted(dataclasses.fields(section), key=lambda f: bool(f.kw_only)):
+        notes = _notes(hints[field.name])
+        if NOT_IN_FILE in notes:
             continue
-        name = next((note.alias for note in notes if note.alias), field.name)
-        words = next((note.description for note in notes if note.description), "")
+        aliases = (note.alias for note in notes if isinstance(note, FieldInfo))
+        name = next(filter(None, aliases), field.name)
         made = field.default_factory
         default = field.default if made is MISSING else made()
-        keys[name] = Key(field.name, hints[field.name], words, default)
+        keys[name] = Key(section, field.name, hints[field.name], default)
     return keys
+
+
+@cache
+def _texts(section: Any) -> Mapping[str, str]:
+    """Return the texts below the fields of a class, which Python itself does not keep."""
+    texts: dict[str, str] = {}
+    for kind in reversed(section.__mro__[:-1]):
+        try:
+            source = inspect.getsource(kind)
+        except OSError:  # there is no source
+            continue
+        (tree,) = ast.parse(source).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                texts[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
+    return texts
 
 
 def _notes(kind: Any) -> tuple[Any, ...]:
@@ -466,12 +487,18 @@ def _restated(
     )
 
 
+def _phrase(sentence: str) -> str:
+    """Return a sentence as part of another; words such as MiB stay."""
+    first, rest = sentence[:1], sentence.split()[0][1:]
+    return f"{first.lower() if not rest or rest.islower() else first}{sentence[1:].rstrip('.')}"
+
+
 def _message(item: ErrorDetails, section: type[Section]) -> str:
     """Say in our words what is wrong with a key of this section."""
     kind, value, key = item["type"], item["input"], str(item["loc"][-1])
     keys = keys_of(section)
     if kind == "missing":
-        return f"missing; give {keys[key].about}" if keys[key].about else "missing"
+        return f"missing; give {_phrase(keys[key].about)}" if keys[key].about else "missing"
     if kind == "unexpected_keyword_argument":
         unknown_key = f"unknown key{nearest(key, keys)}; known: {', '.join(keys)}"
         return section.refused.get(key, unknown_key)

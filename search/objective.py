@@ -16,7 +16,7 @@ from predictor.model.memory.caches import CachedShard, cached_shards, sharing_by
 from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, TablePlan
 from search.problem import Problem
-from search.side_by_side import CutPiece, side_by_side
+from search.side_by_side import side_by_side
 from search.space.option import AllowedPlacements, Choice, Option, Space, place
 
 Array = NDArray[np.float64]
@@ -132,11 +132,7 @@ class Objective:
     def _counted(self, piece: Callable[[], T]) -> tuple[T, int]:
         """The result of a piece, and what it evaluated."""
         before = self.evaluations
-        try:
-            result = piece()
-        except CutPiece as cut:
-            raise CutPiece((cut.result, self.evaluations - before)) from None
-        return result, self.evaluations - before
+        return piece(), self.evaluations - before
 
     def numbers(self, assignment: Assignment) -> list[int]:
         """Return the scorer's numbers of an assignment's choices."""

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +106,7 @@ def _signature(node: Definition, name: str) -> str:
             return _signature(constructors[0], name)
         fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
         shown = (
-            f"{ast.unparse(field.target)}: {ast.unparse(_notes(field)[0])}"
+            f"{ast.unparse(field.target)}: {ast.unparse(_type(field))}"
             f"{f' = {ast.unparse(field.value)}' if field.value else ''}"
             for field in fields
             if not ast.unparse(field.annotation).startswith("ClassVar")
@@ -117,22 +118,20 @@ def _signature(node: Definition, name: str) -> str:
     return _wrapped(name, listed, returns)
 
 
-def _notes(field: ast.AnnAssign) -> list[ast.expr]:
-    """Return the type of a field, and what else its annotation says."""
+def _type(field: ast.AnnAssign) -> ast.expr:
     kind = field.annotation
     if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Annotated":
         assert isinstance(kind.slice, ast.Tuple)
-        return kind.slice.elts
-    return [kind]
+        return kind.slice.elts[0]
+    return kind
 
 
 def _described_fields(node: ast.ClassDef) -> Iterator[str]:
-    """Yield what the fields of a section say of themselves (`predictor.section.about`)."""
-    for field in (part for part in node.body if isinstance(part, ast.AnnAssign)):
-        for note in _notes(field)[1:]:
-            if isinstance(note, ast.Call) and ast.unparse(note.func) == "about":
-                words = ast.literal_eval(note.args[0])
-                yield f"- `{ast.unparse(field.target)}`: {_markdown(words)}."
+    """Yield the texts below fields."""
+    for field, text in pairwise(node.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            words = _one_line(ast.literal_eval(text.value))
+            yield f"- `{ast.unparse(field.target)}`: {_markdown(words)}"
 
 
 def _parts(arguments: str) -> list[str]:

@@ -63,7 +63,7 @@ def _section(title: str, section: type[Section]) -> Iterator[str]:
     yield f"{' '.join(first_paragraph.split())}\n"
     yield from table_head("key", "allowed", "default", "what it is")
     for name, key in sorted(keys_of(section).items(), key=lambda item: not item[1].required):
-        yield f"| `{name}` | {key.allowed} | {_default(key)} | {_sentence(key.about)} |"
+        yield f"| `{name}` | {key.allowed} | {_default(key)} | {key.about.rstrip('.')} |"
     yield ""
 
 
@@ -74,7 +74,3 @@ def _default(key: Key) -> str:
     if value in (None, "") or isinstance(value, Section):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]

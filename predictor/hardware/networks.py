@@ -8,7 +8,7 @@ from typing import Annotated
 from predictor.errors import InputError, did_you_mean
 from predictor.hardware.loader import load_hardware, load_table
 from predictor.hardware.schema import HardwareProfile, Inter
-from predictor.section import Section, about, choice, real
+from predictor.section import Section, choice, real
 
 MOST_GBPS = 1e6
 
@@ -21,11 +21,10 @@ def list_networks() -> tuple[str, ...]:
 class Network(Section):
     """Kind of the network between hosts, and its rate for each GPU."""
 
-    kind: Annotated[str, choice(list_networks()), about("the kind of the network")]
-    per_gpu_gbps: Annotated[
-        Annotated[float, real(0, MOST_GBPS, above=True)] | None,
-        about("Gbit/s of NIC for each GPU; left out: as such hosts are sold"),
-    ] = None
+    kind: Annotated[str, choice(list_networks())]
+    """The kind of the network."""
+    per_gpu_gbps: Annotated[float, real(0, MOST_GBPS, above=True)] | None = None
+    """Gbit/s of NIC for each GPU; left out: as such hosts are sold."""
 
     def __post_init__(self) -> None:
         if self.kind not in list_networks():

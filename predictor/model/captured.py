@@ -27,11 +27,8 @@ from pydantic import PlainValidator
 from predictor.errors import InputError
 from predictor.model.autocast import autocast
 from predictor.model.dense_settings import (
-    BucketSize,
-    Compiled,
-    CudaGraphs,
+    ComputedDense,
     DenseOptimizer,
-    GrowthOfOps,
     ProductType,
 )
 from predictor.model.op_calls import (
@@ -43,7 +40,7 @@ from predictor.model.op_calls import (
     OpCall,
     Operand,
 )
-from predictor.section import NOT_IN_FILE, Section, about, refuse
+from predictor.section import NOT_IN_FILE, named, refuse
 
 Size = int | str
 """A number, or the text of an expression."""
@@ -306,30 +303,18 @@ def _program(value: object) -> CapturedProgram:
 
 
 @dataclass(frozen=True)
-class CapturedDense(Section):
+class CapturedDense(ComputedDense):
     """A dense part that `to_yaml` captured from a module."""
 
-    captured: Annotated[
-        CapturedProgram,
-        PlainValidator(_program),
-        about("the ops file that to_yaml wrote, relative to this one", "ops"),
-    ]
-    data_type: Annotated[
-        ProductType,
-        about(
-            "type of its products of fp32 tensors, bf16 by autocast; ops that were captured under "
-            "autocast stay as they are"
-        ),
-    ] = "fp32"
-    bucket_cap_mb: BucketSize = 25.0
+    captured: Annotated[CapturedProgram, PlainValidator(_program), named("ops")]
+    """The ops file that to_yaml wrote, relative to this one."""
+    data_type: ProductType = "fp32"
+    """Type of its products of fp32 tensors, bf16 by autocast; ops that were captured under autocast
+    stay as they are."""
     file: Annotated[str, NOT_IN_FILE] = ""
     """Name of the ops file beside the model file; empty for one that lies in none."""
-    compiled: Compiled = False
-    cuda_graphs: CudaGraphs = False
-    length_shares: GrowthOfOps = None
-    optimizer: Annotated[DenseOptimizer, about("that of the capture, which it must agree with")] = (
-        ""
-    )
+    optimizer: DenseOptimizer = ""
+    """That of the capture, which it must agree with."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "optimizer", self.captured.optimizer_name)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator
 
 from predictor.errors import InputError
-from predictor.section import NOT_EMPTY, Section, about, form, real, refuse
+from predictor.section import NOT_EMPTY, Section, form, real, refuse
 
 Array = NDArray[np.float64]
 
@@ -197,8 +197,10 @@ class Zipf(Section):
 
     tag = "zipf"
 
-    alpha: Annotated[float, real(0, 20), about("the skew; 0 is uniform")]
-    q: Annotated[float, real(-1, 1e9, above=True), about("how flat the hottest ids are")] = 0.0
+    alpha: Annotated[float, real(0, 20)]
+    """The skew; 0 is uniform."""
+    q: Annotated[float, real(-1, 1e9, above=True)] = 0.0
+    """How flat the hottest ids are."""
 
     def __post_init__(self) -> None:
         if not self.alpha >= 0 or not self.q > -1:
@@ -251,13 +253,12 @@ class ReuseHistogram(Section):
 
     tag = "reuse_histogram"
 
-    lookups: Annotated[float, real(0, 1e15, above=True), about("the number of ids in the sample")]
+    lookups: Annotated[float, real(0, 1e15, above=True)]
+    """The number of ids in the sample."""
     fractions: Annotated[
-        tuple[Annotated[float, real(0, 1e15)], ...],
-        NOT_EMPTY,
-        AfterValidator(_not_all_zero),
-        about("the shares of distinct ids that occur (0, 1], (1, 2], (2, 4], ... times"),
+        tuple[Annotated[float, real(0, 1e15)], ...], NOT_EMPTY, AfterValidator(_not_all_zero)
     ]
+    """The shares of distinct ids that occur (0, 1], (1, 2], (2, 4], ... times."""
 
     def bins(self, num_embeddings: int) -> Bins:
         """Return a bin per repeat class; the mass of ids seen once spreads over the unseen rows.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
-from predictor.section import FLAG, MAX_COUNT, Section, about, choice, whole
+from predictor.section import FLAG, MAX_COUNT, Section, choice, whole
 
 
 @dataclass(frozen=True)
@@ -183,30 +183,16 @@ class ReplicaGroups(Section):
         "give one size for the whole model"
     }
 
-    size: Annotated[
-        int,
-        whole(1, MOST_RANKS),
-        about("the ranks that a copy of the tables is sharded over (`sharding_group_size`)"),
-    ]
-    sync_interval: Annotated[
-        int, whole(1, MAX_COUNT), about("steps between two averagings of the copies")
-    ] = 1
-    use_inter_host_allreduce: Annotated[
-        bool,
-        FLAG,
-        about(
-            "`false`: ranks r, r + R, r + 2 R, ... of R groups shard, so that copies lie on "
-            "neighbours; `true`: `size` ranks in a row do (`DMPCollection._create_process_groups`)"
-        ),
-    ] = False
-    sharding_strategy: Annotated[
-        str,
-        choice(STRATEGIES),
-        about(
-            "`fully_sharded`: weights are averaged in every step, between forward and backward; "
-            "`sync_interval` is left out"
-        ),
-    ] = DEFAULT
+    size: Annotated[int, whole(1, MOST_RANKS)]
+    """The ranks that a copy of the tables is sharded over (`sharding_group_size`)."""
+    sync_interval: Annotated[int, whole(1, MAX_COUNT)] = 1
+    """Steps between two averagings of the copies."""
+    use_inter_host_allreduce: Annotated[bool, FLAG] = False
+    """`false`: ranks r, r + R, r + 2 R, ... of R groups shard, so that copies lie on neighbours;
+    `true`: `size` ranks in a row do (`DMPCollection._create_process_groups`)."""
+    sharding_strategy: Annotated[str, choice(STRATEGIES)] = DEFAULT
+    """`fully_sharded`: weights are averaged in every step, between forward and backward;
+    `sync_interval` is left out."""
 
     def __post_init__(self) -> None:
         for name in ("size", "sync_interval"):

@@ -17,12 +17,9 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
 from predictor.model.dense_settings import (
-    BucketSize,
-    Compiled,
-    CudaGraphs,
+    ComputedDense,
     DenseOptimizer,
-    GrowthOfOps,
-    LengthShares,
+    DensePart,
     ProductType,
 )
 from predictor.model.distribution import IndexDistribution, Uniform
@@ -39,9 +36,9 @@ from predictor.section import (
     Name,
     Section,
     Width,
-    about,
     choice,
     form,
+    named,
     read_at,
     real,
     refuse,
@@ -58,35 +55,30 @@ Milliseconds = Annotated[float, real(0, 1e7)]
 class DenseTimes(Section):
     """Measured times of one rank's dense part, without lookups and collectives."""
 
-    batch_size: Annotated[Count, about("the samples per rank when it was measured")]
-    forward_ms: Annotated[Milliseconds, about("the time of its forward kernels")]
-    backward_ms: Annotated[Milliseconds, about("the time of its backward kernels")]
-    optimizer_ms: Annotated[Milliseconds, about("the time of its optimizer step")]
-    gradient_mib: Annotated[
-        float, real(0, 1e8), about("the MiB of all dense gradients, which are all-reduced")
-    ]
-    activation_gib: Annotated[
-        Annotated[float, real(0, 1e5)] | None,
-        about("GiB of activations at their peak; left out: not known"),
-    ] = None
+    batch_size: Count
+    """The samples per rank when it was measured."""
+    forward_ms: Milliseconds
+    """The time of its forward kernels."""
+    backward_ms: Milliseconds
+    """The time of its backward kernels."""
+    optimizer_ms: Milliseconds
+    """The time of its optimizer step."""
+    gradient_mib: Annotated[float, real(0, 1e8)]
+    """The MiB of all dense gradients, which are all-reduced."""
+    activation_gib: Annotated[float, real(0, 1e5)] | None = None
+    """GiB of activations at their peak; left out: not known."""
 
 
 @dataclass(frozen=True)
-class MeasuredDense(Section):
+class MeasuredDense(DensePart):
     """A dense part by what it took, as `shardopt trace FILE --dense OUT.yaml` writes it."""
 
-    measured: Annotated[DenseTimes, about("the times and sizes that were measured")]
-    in_features: Annotated[
-        int,
-        whole(0, MAX_WIDTH),
-        about("dense inputs of a sample, which are copied to the device"),
-    ] = 0
-    optimizer: Annotated[DenseOptimizer, about("what trains data-parallel tables")] = "sgd"
-    bucket_cap_mb: BucketSize = 25.0
-    length_shares: Annotated[
-        LengthShares | None,
-        about("what grows with the lengths of samples; left out: nothing"),
-    ] = None
+    measured: DenseTimes
+    """The times and sizes that were measured."""
+    in_features: Annotated[int, whole(0, MAX_WIDTH)] = 0
+    """Dense inputs of a sample, which are copied to the device."""
+    optimizer: DenseOptimizer = "sgd"
+    """What trains data-parallel tables."""
 
     @property
     def gradient_bytes(self) -> int:
@@ -173,56 +165,30 @@ WireType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
 class Feature(Section):
     """A sparse feature that reads a table."""
 
-    name: Annotated[Name, about("the feature's key in the KeyedJaggedTensor")]
-    pooling_factor: Annotated[
-        float,
-        real(0, 1e6),
-        about("mean ids per sample over the data; it is never assumed to be 1"),
-    ]
-    num_poolings: Annotated[
-        float,
-        real(0, 1e6, above=True),
-        about("poolings per sample: objects of a sample that have ids of their own (VBE)"),
-    ] = 1.0
-    distribution: Annotated[
-        IndexDistribution,
-        about("how ids spread over the rows of the table; left out: uniform", "index_distribution"),
-    ] = field(default_factory=Uniform)
-    id_order: Annotated[
-        str,
-        choice(["random", "frequency"]),
-        about("`frequency`: low ids are the hot ones, so the first row-wise shard is hot"),
-    ] = "random"
-    pooling_factor_std: Annotated[
-        Annotated[float, real(0, 1e9)] | None,
-        about(
-            "standard deviation of the ids per sample and pooling; left out: each sample has the "
-            "floor or the ceiling of their mean, or what a stats file says"
-        ),
-    ] = None
-    pooling_factor_max: Annotated[
-        Annotated[float, real(0, 1e9, above=True)] | None,
-        about(
-            "most ids per sample and pooling, as where histories are cut; left out: no limit, or "
-            "what a stats file says"
-        ),
-    ] = None
-    length_correlation: Annotated[
-        float,
-        real(0, 1),
-        about(
-            "how far the lengths of a sample's features go together: two of them correlate by the "
-            "product of theirs; left out: not at all, or what a stats file says"
-        ),
-    ] = 0.0
-    position_weights: Annotated[
-        int,
-        whole(0, MAX_COUNT),
-        about(
-            "weights that a feature processor learns, one for each position in a bag "
-            "(`max_feature_length` of TorchRec's `PositionWeightedModule`); 0: there is none"
-        ),
-    ] = 0
+    name: Name
+    """The feature's key in the KeyedJaggedTensor."""
+    pooling_factor: Annotated[float, real(0, 1e6)]
+    """Mean ids per sample over the data; it is never assumed to be 1."""
+    num_poolings: Annotated[float, real(0, 1e6, above=True)] = 1.0
+    """Poolings per sample: objects of a sample that have ids of their own (VBE)."""
+    distribution: Annotated[IndexDistribution, named("index_distribution")] = field(
+        default_factory=Uniform
+    )
+    """How ids spread over the rows of the table; left out: uniform."""
+    id_order: Annotated[str, choice(["random", "frequency"])] = "random"
+    """`frequency`: low ids are the hot ones, so the first row-wise shard is hot."""
+    pooling_factor_std: Annotated[float, real(0, 1e9)] | None = None
+    """Standard deviation of the ids per sample and pooling; left out: each sample has the floor or
+    the ceiling of their mean, or what a stats file says."""
+    pooling_factor_max: Annotated[float, real(0, 1e9, above=True)] | None = None
+    """Most ids per sample and pooling, as where histories are cut; left out: no limit, or what a
+    stats file says."""
+    length_correlation: Annotated[float, real(0, 1)] = 0.0
+    """How far the lengths of a sample's features go together: two of them correlate by the product
+    of theirs; left out: not at all, or what a stats file says."""
+    position_weights: Annotated[int, whole(0, MAX_COUNT)] = 0
+    """Weights that a feature processor learns, one for each position in a bag (`max_feature_length`
+    of TorchRec's `PositionWeightedModule`); 0: there is none."""
 
     def refuse_contradictions(self) -> None:
         """Numbers from 0 to a largest one that have a mean vary most at the two ends."""
@@ -248,42 +214,35 @@ class Feature(Section):
 class Constraints(Section):
     """Limits on the sharding of a table; every key may be left out."""
 
-    sharding_types: Annotated[
-        Annotated[tuple[Annotated[ShardingType, choice(ShardingType)], ...], NOT_EMPTY] | None,
-        about("types that the table may have"),
-    ] = None
-    compute_kernels: Annotated[
-        Annotated[tuple[Annotated[str, choice(ComputeKernel)], ...], NOT_EMPTY] | None,
-        about("kernels that the table may have"),
-    ] = None
-    min_partition: Annotated[Width | None, about("columns of a column-wise shard, at least")] = None
-    cache_load_factor: Annotated[
-        Annotated[float, real(0, 1, above=True)] | None,
-        about("share of a `fused_uvm_caching` table's rows in the device's cache"),
-    ] = None
-    enforce_hbm: Annotated[Flag | None, about("FBGEMM's flag for tables in host memory")] = None
-    ranks: Annotated[
-        Annotated[tuple[Annotated[int, whole(0, MAX_COUNT)], ...], NOT_EMPTY, DISTINCT] | None,
-        about("ranks that the table's shards may lie on, from 0"),
-    ] = None
-    co_locate: Annotated[Name | None, about("tables with the same word lie on the same ranks")] = (
-        None
-    )
-    device_group: Annotated[
-        Annotated[str, choice(["cuda", "cpu"])] | None,
-        about("kind of devices that the table lies on, where the model has both"),
-    ] = None
+    sharding_types: (
+        Annotated[tuple[Annotated[ShardingType, choice(ShardingType)], ...], NOT_EMPTY] | None
+    ) = None
+    """Types that the table may have."""
+    compute_kernels: (
+        Annotated[tuple[Annotated[str, choice(ComputeKernel)], ...], NOT_EMPTY] | None
+    ) = None
+    """Kernels that the table may have."""
+    min_partition: Width | None = None
+    """Columns of a column-wise shard, at least."""
+    cache_load_factor: Annotated[float, real(0, 1, above=True)] | None = None
+    """Share of a `fused_uvm_caching` table's rows in the device's cache."""
+    enforce_hbm: Flag | None = None
+    """FBGEMM's flag for tables in host memory."""
+    ranks: (
+        Annotated[tuple[Annotated[int, whole(0, MAX_COUNT)], ...], NOT_EMPTY, DISTINCT] | None
+    ) = None
+    """Ranks that the table's shards may lie on, from 0."""
+    co_locate: Name | None = None
+    """Tables with the same word lie on the same ranks."""
+    device_group: Annotated[str, choice(["cuda", "cpu"])] | None = None
+    """Kind of devices that the table lies on, where the model has both."""
     offered: Annotated[tuple[tuple[ShardingType, ComputeKernel], ...] | None, NOT_IN_FILE] = None
     """Pairs of sharding type and compute kernel that the table's sharder offers, where that is
     known; else those of TorchRec's own sharders."""
-    max_l1_cache_size: Annotated[
-        Annotated[int, whole(0, MAX_COUNT)] | None,
-        about("MiB on the device, at most, for the cache of a key-value table"),
-    ] = None
-    l2_cache_size: Annotated[
-        Annotated[int, whole(0, MAX_COUNT)] | None,
-        about("GiB of the host for the cache of a key-value table"),
-    ] = None
+    max_l1_cache_size: Annotated[int, whole(0, MAX_COUNT)] | None = None
+    """MiB on the device, at most, for the cache of a key-value table."""
+    l2_cache_size: Annotated[int, whole(0, MAX_COUNT)] | None = None
+    """GiB of the host for the cache of a key-value table."""
 
     @property
     def key_value_params(self) -> dict[str, int]:
@@ -296,62 +255,35 @@ class Constraints(Section):
 class Table(Section):
     """An embedding table."""
 
-    name: Annotated[
-        str,
-        text(forbidden={".": "a torch module cannot have such a name"}),
-        about("the table's name"),
-    ]
-    num_embeddings: Annotated[int, whole(1, MAX_ROWS), about("the table's rows")]
-    embedding_dim: Annotated[
-        Width, about("the table's columns; a multiple of 4 for every kernel but dense")
-    ]
-    features: Annotated[
-        tuple[Feature, ...],
-        NOT_EMPTY,
-        about("a list of the sparse features that read this table"),
-    ]
-    module: Annotated[
-        Name, about("module that the table belongs to; each has its own lookups and all-to-alls")
-    ] = "ebc"
-    data_type: Annotated[
-        str,
-        choice(WEIGHT_BITS),
-        about(
-            "type of the weights; rows of `int8` and `int4`, which are for `mode: inference`, have "
-            "scale and bias, and are padded to 16 bytes"
-        ),
-    ] = "fp32"
-    pooling: Annotated[
-        str,
-        choice(["sum", "mean", "none"]),
-        about("`none`: an EmbeddingCollection, which gives a row for each id"),
-    ] = "sum"
-    weighted: Annotated[Flag, about("ids have weights of their own (per-sample weights)")] = False
-    optimizer: Annotated[
-        EmbeddingOptimizer, about("what trains the table; left out: the model's optimizer")
-    ] = Optimizer.ROWWISE_ADAGRAD
-    constraints: Annotated[Constraints, about("what the table's sharding must obey")] = field(
-        default_factory=Constraints
-    )
-    index_dedup: Annotated[
-        Flag,
-        about(
-            "every rank sends its distinct ids alone (`use_index_dedup` of TorchRec's "
-            "`EmbeddingCollectionSharder`); for tables with pooling none"
-        ),
-    ] = False
-    storage: Annotated[
-        str,
-        choice(["torchrec", "dynamicemb"]),
-        about("`dynamicemb`: a hash table of `num_embeddings` rows"),
-    ] = "torchrec"
-    stash_weights: Annotated[
-        Flag,
-        about(
-            "weights are on the host between lookup and backward "
-            "(`TrainPipelineSparseDistEmbStash` of TorchRec 1.8 and newer)"
-        ),
-    ] = False
+    name: Annotated[str, text(forbidden={".": "a torch module cannot have such a name"})]
+    """The table's name."""
+    num_embeddings: Annotated[int, whole(1, MAX_ROWS)]
+    """The table's rows."""
+    embedding_dim: Width
+    """The table's columns; a multiple of 4 for every kernel but dense."""
+    features: Annotated[tuple[Feature, ...], NOT_EMPTY]
+    """A list of the sparse features that read this table."""
+    module: Name = "ebc"
+    """Module that the table belongs to; each has its own lookups and all-to-alls."""
+    data_type: Annotated[str, choice(WEIGHT_BITS)] = "fp32"
+    """Type of the weights; rows of `int8` and `int4`, which are for `mode: inference`, have scale
+    and bias, and are padded to 16 bytes."""
+    pooling: Annotated[str, choice(["sum", "mean", "none"])] = "sum"
+    """`none`: an EmbeddingCollection, which gives a row for each id."""
+    weighted: Flag = False
+    """Ids have weights of their own (per-sample weights)."""
+    optimizer: EmbeddingOptimizer = Optimizer.ROWWISE_ADAGRAD
+    """What trains the table; left out: the model's optimizer."""
+    constraints: Constraints = field(default_factory=Constraints)
+    """What the table's sharding must obey."""
+    index_dedup: Flag = False
+    """Every rank sends its distinct ids alone (`use_index_dedup` of TorchRec's
+    `EmbeddingCollectionSharder`); for tables with pooling none."""
+    storage: Annotated[str, choice(["torchrec", "dynamicemb"])] = "torchrec"
+    """`dynamicemb`: a hash table of `num_embeddings` rows."""
+    stash_weights: Flag = False
+    """Weights are on the host between lookup and backward (`TrainPipelineSparseDistEmbStash` of
+    TorchRec 1.8 and newer)."""
 
     @property
     def element_bytes(self) -> float:
@@ -391,8 +323,10 @@ class DcnV2(Section):
 
     tag = "dcn_v2"
 
-    layers: Annotated[int, whole(1, 1000), about("the number of cross layers")]
-    low_rank_dim: Annotated[Width, about("the rank of each cross layer")]
+    layers: Annotated[int, whole(1, 1000)]
+    """The number of cross layers."""
+    low_rank_dim: Width
+    """The rank of each cross layer."""
 
 
 PADDED = 8
@@ -407,7 +341,7 @@ def _ends_in_one(widths: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class DenseArch(Section):
+class DenseArch(ComputedDense):
     """A DLRM by its layers; each is Linear then ReLU, but for the last of `top_mlp`."""
 
     refused: ClassVar = {
@@ -416,16 +350,12 @@ class DenseArch(Section):
         "bottom_mlp and top_mlp"
     }
 
-    in_features: Annotated[Width, about("the number of dense inputs of a sample")]
-    bottom_mlp: Annotated[
-        tuple[Width, ...], NOT_EMPTY, about("a list of layer widths, e.g. [512, 256, 128]")
-    ]
-    top_mlp: Annotated[
-        tuple[Width, ...],
-        NOT_EMPTY,
-        AfterValidator(_ends_in_one),
-        about("a list of layer widths that ends in 1, e.g. [512, 256, 1]"),
-    ]
+    in_features: Width
+    """The number of dense inputs of a sample."""
+    bottom_mlp: Annotated[tuple[Width, ...], NOT_EMPTY]
+    """A list of layer widths, e.g. [512, 256, 128]."""
+    top_mlp: Annotated[tuple[Width, ...], NOT_EMPTY, AfterValidator(_ends_in_one)]
+    """A list of layer widths that ends in 1, e.g. [512, 256, 1]."""
     interaction: Annotated[
         str | DcnV2,
         form(
@@ -433,14 +363,12 @@ class DenseArch(Section):
             {"dot": "dot", "concat": "concat"},
             [DcnV2],
         ),
-        about("how bottom output and embeddings are joined"),
     ] = "dot"
-    data_type: Annotated[
-        ProductType, about("type of the dense part's products; bf16 by autocast")
-    ] = "fp32"
-    optimizer: Annotated[
-        DenseOptimizer, about("what trains the dense part and data-parallel tables")
-    ] = "sgd"
+    """How bottom output and embeddings are joined."""
+    data_type: ProductType = "fp32"
+    """Type of the dense part's products; bf16 by autocast."""
+    optimizer: DenseOptimizer = "sgd"
+    """What trains the dense part and data-parallel tables."""
     linears: Annotated[tuple[tuple[int, int], ...], NOT_IN_FILE] = ()
     """(in, out) of the linear layers of a module whose wiring is unknown; they run one after the
     other behind the lookups, in place of MLPs and interaction."""
@@ -450,19 +378,9 @@ class DenseArch(Section):
     copies: Annotated[tuple[float, float], NOT_IN_FILE] = (0.0, 0.0)
     """Elements per sample that the model's own code reads and writes between embeddings and layers,
     forward and backward, beyond one concatenation."""
-    bucket_cap_mb: BucketSize = 25.0
-    compiled: Compiled = False
-    cuda_graphs: CudaGraphs = False
-    pairs: Annotated[
-        str,
-        choice(["index", "gather", "all"]),
-        about(
-            "how `dot` takes pairs out of all products: by `index` as TorchRec's DLRM "
-            "(`z[:, i, j]`), by `gather`, or `all` of them; the last two pad to a multiple of 8 "
-            "columns"
-        ),
-    ] = "index"
-    length_shares: GrowthOfOps = None
+    pairs: Annotated[str, choice(["index", "gather", "all"])] = "index"
+    """How `dot` takes pairs out of all products: by `index` as TorchRec's DLRM (`z[:, i, j]`), by
+    `gather`, or `all` of them; the last two pad to a multiple of 8 columns."""
 
     def joined_width(self, bottom: int, vectors: int) -> int:
         """Return the columns of ``dot``: the bottom output and the products of so many vectors."""
@@ -476,8 +394,10 @@ class DenseArch(Section):
 class QComm(Section):
     """Precision of pooled embeddings and their gradients on the wire."""
 
-    forward: Annotated[WireType, about("type of the embeddings that ranks exchange")] = "fp32"
-    backward: Annotated[WireType, about("type of their gradients")] = "fp32"
+    forward: WireType = "fp32"
+    """Type of the embeddings that ranks exchange."""
+    backward: WireType = "fp32"
+    """Type of their gradients."""
 
 
 Dense = DenseArch | CapturedDense | MeasuredDense
@@ -510,42 +430,26 @@ class Workload(Section):
     name: str
     batch_size: int
     """Samples per rank per iteration."""
-    tables: Annotated[
-        tuple[Table, ...],
-        BeforeValidator(_tables),
-        about("a list of embedding tables, or {csv: tables.csv}"),
-    ]
-    dense: Annotated[
-        Dense,
-        PlainValidator(_dense),
-        about("the dense layers: in_features, bottom_mlp, top_mlp"),
-    ]
-    train_pipeline: Annotated[str, choice(PIPELINES), about("TorchRec's train pipeline")] = "base"
-    qcomm: Annotated[QComm, about("precision on the wire")] = field(default_factory=QComm)
+    tables: Annotated[tuple[Table, ...], BeforeValidator(_tables)]
+    """A list of embedding tables, or {csv: tables.csv}."""
+    dense: Annotated[Dense, PlainValidator(_dense)]
+    """The dense layers: in_features, bottom_mlp, top_mlp."""
+    train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
+    """TorchRec's train pipeline."""
+    qcomm: QComm = field(default_factory=QComm)
+    """Precision on the wire."""
     sha256: Annotated[str, NOT_IN_FILE] = ""
     """Digest of the file it came from, empty when built in code."""
-    mode: Annotated[
-        str,
-        choice(MODES),
-        about(
-            "`inference`: forward alone, without gradients and optimizer states; tables are "
-            "sharded as TorchRec's inference sharding can, table-wise, column-wise and row-wise"
-        ),
-    ] = TRAINING
-    replica_groups: Annotated[
-        ReplicaGroups | None,
-        about("2D sparse parallelism; left out: every table is sharded over all ranks"),
-    ] = None
-    stash_optimizer_state: Annotated[
-        Flag,
-        about(
-            "states of the dense optimizer are on the host from its step to the next backward "
-            "(`TrainPipelineSparseDistOptStash`)"
-        ),
-    ] = False
-    balance_batches: Annotated[
-        Flag, about("samples are shared out so that every rank's batch has as many ids")
-    ] = False
+    mode: Annotated[str, choice(MODES)] = TRAINING
+    """`inference`: forward alone, without gradients and optimizer states; tables are sharded as
+    TorchRec's inference sharding can, table-wise, column-wise and row-wise."""
+    replica_groups: ReplicaGroups | None = None
+    """2D sparse parallelism; left out: every table is sharded over all ranks."""
+    stash_optimizer_state: Flag = False
+    """States of the dense optimizer are on the host from its step to the next backward
+    (`TrainPipelineSparseDistOptStash`)."""
+    balance_batches: Flag = False
+    """Samples are shared out so that every rank's batch has as many ids."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

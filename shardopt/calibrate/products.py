@@ -76,8 +76,6 @@ MAX_BATCHED_MACS = 1e8
 BATCH_LAYOUTS = (*LAYOUTS, "outer")
 TILES = ((8, 16), (16, 16), (16, 32), (32, 32), (64, 32), (64, 64))
 """Register and cache blocks of CPU libraries: sizes are rounded up to them."""
-ROWS_PER_FIT = 900
-"""Most rows of a fit of five constants; the sample is drawn with a fixed seed."""
 FREE = (
     FreeConstant("gemm", "prologue_k", 1.0, 2000.0),
     FreeConstant("gemm", "floor_us", 0.2, 50.0),
@@ -225,14 +223,6 @@ class GemmRows:
     def fastest_tflops(self) -> float:
         return float((2.0 * self.m * self.n * self.k / self.time_ms).max() * 1e-9)
 
-    def sample(self) -> GemmRows:
-        """Return at most `ROWS_PER_FIT` of the rows, always the same ones."""
-        size = len(self.m)
-        if size <= ROWS_PER_FIT:
-            return self
-        chosen = np.random.default_rng(0).choice(size, ROWS_PER_FIT, replace=False)
-        return GemmRows(self.m[chosen], self.n[chosen], self.k[chosen], self.time_ms[chosen])
-
 
 def predict_ms(gemm: Gemm, sms: int, hbm: float, rows: GemmRows, dtype: str = "fp32") -> Array:
     """Predict times ``[rows]`` with the rows' own timing floor."""
@@ -246,7 +236,7 @@ def gemm_errors(gemm: Gemm, sms: int, hbm: float, rows: GemmRows, dtype: str = "
 
 
 def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm) -> Gemm:
-    """Return ``base`` with TFLOP/s, prologue and timing floor fitted to a sample of ``rows``.
+    """Return ``base`` with TFLOP/s, prologue and timing floor fitted to ``rows``.
 
     Nelder-Mead minimises the mean absolute log error: the model has ceilings and minima, and rows
     with an unusual kernel of the library must not dominate.
@@ -255,8 +245,6 @@ def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm) -> Gemm:
         hbm: achieved bandwidth in bytes/ms.
     """
     from scipy.optimize import minimize
-
-    sample = rows.sample()
 
     def candidate(x: Array) -> Gemm:
         tflops, prologue, timing = np.abs(x)
@@ -269,7 +257,7 @@ def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm) -> Gemm:
         )
 
     def loss(x: Array) -> float:
-        error = gemm_errors(candidate(x), sms, hbm, sample)
+        error = gemm_errors(candidate(x), sms, hbm, rows)
         return float(np.mean(np.abs(np.log(np.maximum(1.0 + error, 1e-9)))))
 
     start = np.array([0.9 * rows.fastest_tflops, 50.0, 1e3 * float(rows.time_ms.min())])

@@ -25,10 +25,10 @@ from predictor.section import (
     Name,
     SchemaVersion,
     Section,
-    about,
     as_number,
     check,
     choice,
+    named,
     real,
     refuse,
     whole,
@@ -95,18 +95,21 @@ class HostSection(Section):
     """One host of a list: its profile if the file's own does not hold, and the part of each level
     that it is in."""
 
-    name: Annotated[Name, about("the host's name")]
+    name: Name
+    """The host's name."""
     hardware: Name | None = None
-    places: Annotated[
-        Mapping[str, Any], BeforeValidator(_places), about("its part of each level", "in")
-    ] = field(default_factory=dict)
+    places: Annotated[Mapping[str, Any], BeforeValidator(_places), named("in")] = field(
+        default_factory=dict
+    )
+    """Its part of each level."""
 
 
 @dataclass(frozen=True)
 class LevelSection(Section):
     """One level: what it joins, and by what links."""
 
-    name: Annotated[Name, about("a word such as nvl72, rail or pod")]
+    name: Name
+    """A word such as nvl72, rail or pod."""
     size: OneSize | None = None
     link: Annotated[str, choice(["nvlink", "network"])] = "network"
     oversubscription: Annotated[float, real(1, 1e4)] | None = None
@@ -119,13 +122,11 @@ class ClusterSection(Section):
     """A cluster file."""
 
     schema_: SchemaVersion
-    hosts: Annotated[
-        tuple[HostSection, ...],
-        BeforeValidator(_hosts),
-        NOT_EMPTY,
-        about("the number of hosts, that of each rack in a list, or a list of hosts"),
-    ]
-    ranks_per_host: Annotated[Ranks, about("the number of ranks (GPUs) of a host")]
+    """The version of this file format: 'schema: 1'."""
+    hosts: Annotated[tuple[HostSection, ...], BeforeValidator(_hosts), NOT_EMPTY]
+    """The number of hosts, that of each rack in a list, or a list of hosts."""
+    ranks_per_host: Ranks
+    """The number of ranks (GPUs) of a host."""
     name: Name | None = None
     nvlink_domain: OneSize | None = None
     nics_per_host: Ranks | None = None

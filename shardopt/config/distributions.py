@@ -18,7 +18,7 @@ from predictor.document import KeyPath, Problems, shown
 from predictor.errors import InputError, did_you_mean
 from predictor.model.distribution import Distribution, Empirical, EmpiricalByRange, Uniform
 from predictor.model.workload import Feature, Workload
-from predictor.section import Name, Section, about, check
+from predictor.section import Name, Section, check
 from shardopt.files import refuse_streams
 from shardopt.npz import BROKEN, load_arrays
 
@@ -30,24 +30,20 @@ MAX_WINDOWS = 256
 class StatsFile(Section):
     """Bins measured from data, in an .npz file that `shardopt stats` wrote."""
 
-    file: Annotated[Name, about("an .npz file with <feature>.counts and <feature>.weights")]
-    feature: Annotated[
-        Name | None, about("name of the feature in the file; its own unless given")
-    ] = None
+    file: Name
+    """An .npz file with <feature>.counts and <feature>.weights."""
+    feature: Name | None = None
+    """Name of the feature in the file; its own unless given."""
 
 
 @dataclass(frozen=True)
 class StatsWindows(Section):
     """Bins measured from data of several windows in order of time, a file each."""
 
-    files: Annotated[
-        tuple[Name, ...],
-        Field(max_length=MAX_WINDOWS),
-        about("two or more .npz files, one for each window"),
-    ]
-    feature: Annotated[
-        Name | None, about("name of the feature in the files; its own unless given")
-    ] = None
+    files: Annotated[tuple[Name, ...], Field(max_length=MAX_WINDOWS)]
+    """Two or more .npz files, one for each window."""
+    feature: Name | None = None
+    """Name of the feature in the files; its own unless given."""
 
 
 def names_files(raw: object) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from predictor.document import KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError
@@ -27,7 +27,7 @@ from predictor.model.workload import (
     Workload,
     dense_form,
 )
-from predictor.section import Count, Name, SchemaVersion, about, check
+from predictor.section import Count, Name, SchemaVersion, check
 from shardopt.config.distributions import (
     DistributionReader,
     check_windows,
@@ -45,21 +45,15 @@ class ModelFile(Workload):
     """The file itself."""
 
     schema_: SchemaVersion
-    name: Annotated[Name, about("name of the model; that of the file unless given")] = ""
-    batch_size: Annotated[
-        Count | None,
-        about(
-            "samples per rank and iteration; must be given here or with the command, which "
-            "overrides it"
-        ),
-    ] = None  # type: ignore[assignment]
-    optimizer: Annotated[
-        EmbeddingOptimizer,
-        about(
-            "what trains every sharded table that names no other; data-parallel tables are stepped "
-            "by the dense optimizer"
-        ),
-    ] = Optimizer.ROWWISE_ADAGRAD
+    """The version of this file format: 'schema: 1'."""
+    name: Name = ""
+    """Name of the model; that of the file unless given."""
+    batch_size: Count | None = None  # type: ignore[assignment]
+    """Samples per rank and iteration; must be given here or with the command, which overrides
+    it."""
+    optimizer: EmbeddingOptimizer = Optimizer.ROWWISE_ADAGRAD
+    """What trains every sharded table that names no other; data-parallel tables are stepped by the
+    dense optimizer."""
 
     def __post_init__(self) -> None:
         """Leave names to `_check_names`, which knows their lines."""

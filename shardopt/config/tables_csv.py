@@ -15,12 +15,12 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from predictor.document import KeyPath, Place, Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.model.workload import Constraints, Feature, Table
-from predictor.section import Name, Section, about, keys_of, nearest
+from predictor.section import Name, Section, keys_of, nearest
 from shardopt.files import decode, read_bytes, refuse_streams
 
 _CONSTRAINTS = list(keys_of(Constraints))
@@ -36,7 +36,8 @@ _TEXT = ("name", "feature", "module", "co_locate")
 class CsvFile(Section):
     """Tables from a CSV file: a row for each feature, columns with the names of these keys."""
 
-    csv: Annotated[Name, about("the file, relative to this one")]
+    csv: Name
+    """The file, relative to this one."""
 
 
 def read_tables_csv(path: Path, problems: Problems) -> tuple[list[dict[str, Any]], bytes]:
