@@ -429,9 +429,9 @@ def renumbered(result: Confirmation, answer: Answer, say: Say) -> Confirmation:
         place = next((i for i, tables in enumerate(ranking, 1) if tables == plan.plan.tables), None)
         after += place is None
         names[plan.name] = f"plan {place or after}"
-    changed = [f"{old} is {new}" for old, new in names.items() if old != new]
+    changed = [f"{old} is now {new}" for old, new in names.items() if old != new]
     if changed:
-        say(f"by measured time, {', '.join(changed)} from here on")
+        say(f"plans are numbered by measured time from here on: {', '.join(changed)}")
 
     def named(text: str) -> str:
         return re.sub(r"\bplan \d+", lambda match: names.get(match[0], match[0]), text)
