@@ -1,6 +1,6 @@
 """Kernels that one rank times: what a point of each family runs.
 
-Points and constants of fits are where the families are declared; this module alone needs torch.
+Points and fits are where the families are declared; this module and `together` alone need torch.
 """
 
 from __future__ import annotations
