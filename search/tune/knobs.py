@@ -156,7 +156,6 @@ class Knob:
         costs: what turning it takes beside time.
         ordered: near values act alike.
         halves: fp16 and bf16 cannot be told apart by a prediction.
-        changes_loads: it changes what a shard costs its rank.
         trained: it means nothing for inference.
         one_by_one: the advisor tries it on single tables, too.
     """
@@ -180,7 +179,6 @@ class Knob:
     costs: tuple[str, ...] = ()
     ordered: bool = True
     halves: bool = False
-    changes_loads: bool = False
     one_by_one: bool = False
     trained: bool = False
 
@@ -524,9 +522,7 @@ def _of_dense(name: str, field: str, choices: Sequence[str] = SWITCH, **more: An
 
 def _of_tables(name: str, path: str, choices: Sequence[str], **more: Any) -> Knob:
     key = path.rpartition(".")[2]
-    return _of_text(
-        name, f"tables.{path}", choices, key=key, one_by_one=True, changes_loads=True, **more
-    )
+    return _of_text(name, f"tables.{path}", choices, key=key, one_by_one=True, **more)
 
 
 def _constraint(name: str, field: str, unset: Value, **more: Any) -> Knob:
@@ -556,7 +552,6 @@ PARAMETERS: dict[str, Knob] = {
                 else ()
             ),
             costs=(TRAINING,),
-            changes_loads=True,
         ),
         _of_text(
             "pipeline",
@@ -567,7 +562,6 @@ PARAMETERS: dict[str, Knob] = {
             wrong=_nothing_to_prefetch,
             script=LOOPS.__getitem__,
             costs=("another train loop",),
-            changes_loads=True,
         ),
         _of_qcomm("forward"),
         _of_qcomm("backward"),
@@ -620,7 +614,6 @@ PARAMETERS: dict[str, Knob] = {
             ),
             refused=_hosts_refused,
             wrong=_hosts_wrong,
-            changes_loads=True,
         ),
         Copies(
             name="groups",
@@ -636,7 +629,6 @@ PARAMETERS: dict[str, Knob] = {
             refused=_ranks_named,
             wrong=_group_wrong,
             costs=(TRAINING,),
-            changes_loads=True,
         ),
         # longer is always faster, and copies drift further apart, so the user says how long
         Copies(
@@ -676,7 +668,6 @@ PARAMETERS: dict[str, Knob] = {
             advised=lambda case: (ON,),
             script="samples shared out over ranks by the work of their lengths".format,
             costs=(AT_MOST, "samples move between ranks before each step"),
-            changes_loads=True,
         ),
         # every rank sends the distinct ids of its batch only
         _of_tables(
@@ -860,10 +851,6 @@ class Grid:
     def size(self) -> int:
         """Number of settings."""
         return math.prod(map(len, self.values.values()))
-
-    def loads_of(self, setting: Setting) -> tuple[Value, ...]:
-        """Return the values that decide the loads of shards; equal values share loads."""
-        return tuple(v for name, v in setting.items() if PARAMETERS[name].changes_loads)
 
     def effects_of(self, setting: Setting) -> tuple[Value, ...]:
         """Return a setting as predictions see it."""
