@@ -1,8 +1,9 @@
 """Choice among plans that the predictor cannot tell apart: the one a practitioner would ship.
 
-Plans tie if they are predicted to be at most so much slower than the fastest one (`tolerance_of`).
-Where the host sets the pace thousands of plans do, and what their devices take alone must be within
-as much of the least.
+Plans tie if they are predicted to be at most so much slower than the fastest one (`tolerance_of`),
+and if their mean time under the stated errors of all costs is within as much of the least: a plan
+that launches twice as much is fast only on a host as fast as predicted. Where the host sets the
+pace thousands of plans tie, and what their devices take alone must be within as much of the least.
 
 Of plans that tie, the one with the least memory on the fullest GPU comes first, then the one with
 the fewest sharding types, then the fewest pieces that tables are cut into, then the one whose
@@ -21,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import OVERHEADS, GivenErrors
+from predictor.cost.errors import OVERHEADS, GivenErrors, StratifiedErrors
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.predict import predict
 from search.candidate import Candidate, signature
@@ -48,7 +49,9 @@ all of it for little memory."""
 STARTS = 3
 """Plans from which the least device time is looked for."""
 FOUND_AMONG_TIES = "chosen among ties"
-DEVICE_TIME = "device time"
+DEVICE_TIME, EXPECTED_TIME = "device time", "expected time"
+DRAWS, DRAWS_SEED = 16, 2
+"""Draws of the costs' errors for the expected time; gains and scenarios use other seeds."""
 RULES = ("memory", "sharding types", "shards", "balance")
 
 
@@ -163,9 +166,12 @@ class Ties:
         self.rules = TieRules(objective, params)
         no_host = GivenErrors({OVERHEADS: NO_TIME})
         self.alone = objective.problem.perturbed(objective.scorer, no_host)
+        draws = objective.problem.draw_errors(DRAWS, DRAWS_SEED, StratifiedErrors)
+        self.drawn = objective.problem.perturbed(objective.scorer, draws)
         self.devices = Objective(replace(objective.problem, errors=no_host), objective.space)
         start = self.fastest.assignment
         self.device_range_ms, self.device_limit = (np.inf, 0.0), np.inf
+        self.expected_limit = np.inf
         self.host_bound = bool(
             self.device_ms([start])[0] < objective.score([start])[0] * (1 - params.least_tie)
         )
@@ -175,6 +181,11 @@ class Ties:
         self.tied = {start: self.fastest.iteration_ms}
         leanest = sorted(known, key=self.rules.fullest)[: params.pool]
         self.tied |= {plan: known[plan] for plan in leanest}
+
+    def expected_ms(self, plans: Sequence[Assignment]) -> Array:
+        """Return the mean time of plans under draws of the costs' errors, ``[plans]``."""
+        numbers = np.array([self.objective.numbers(plan) for plan in plans])
+        return np.asarray(self.drawn.score_numbered(numbers).mean(axis=1))
 
     def device_ms(self, plans: Sequence[Assignment]) -> Array:
         """Return the time of the devices alone for plans within the limit, ``[plans]``."""
@@ -190,6 +201,7 @@ class Ties:
         """Return the preferred plan; the fastest one if none is better."""
         if self.host_bound:
             self._limit_devices(moves, ended)
+        self._limit_expected()
         if moves:
             self._with_less_memory(moves, ended)
             self._with_fewer_types(moves, ended)
@@ -211,6 +223,8 @@ class Ties:
         late = np.zeros(len(near), dtype=np.bool_)
         if self.device_limit < np.inf:
             late = self.device_ms([plan for plan, _ in near]) > self.device_limit
+        if near and self.expected_limit < np.inf:
+            late |= self.expected_ms([plan for plan, _ in near]) > self.expected_limit
         tied = {p: float(ms) for (p, ms), slow in zip(near, late, strict=True) if not slow}
         self.tied |= tied
         return bool(tied)
@@ -248,6 +262,12 @@ class Ties:
         times = dict(zip(self.tied, self.device_ms([*self.tied]).tolist(), strict=True))
         self.device_limit = min(times.values()) * (1 + self.tolerance)
         self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.device_limit}
+
+    def _limit_expected(self) -> None:
+        """Plans that take longer in the mean over the costs' errors do not tie."""
+        times = dict(zip(self.tied, self.expected_ms([*self.tied]).tolist(), strict=True))
+        self.expected_limit = min(times.values()) * (1 + self.tolerance)
+        self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.expected_limit}
 
     def _with_less_memory(self, moves: int, ended: Callable[..., bool]) -> None:
         """Look for plans that need less memory of the fullest rank, the least first, then for the
@@ -350,12 +370,14 @@ class Ties:
         if ways[0] == ways[1]:  # but for caches, which take what is left over
             best, decided = chosen.assignment, None
         elif fastest not in self.tied:
-            decided = DEVICE_TIME
+            slow = self.device_ms([fastest])[0] > self.device_limit
+            decided = DEVICE_TIME if slow else EXPECTED_TIME
         else:
             kept = self.rules.kept([*self.tied])
             decided = next((rule for rule, remaining in kept if fastest not in remaining), None)
         shares = np.array([self.rules.fullest(plan) for plan in (best, fastest)])
         least, most = (shares * self.rules.most_bytes).round().astype(int).tolist()
+        expected = self.expected_ms([best, fastest]).tolist()
         return TieSummary(
             plans=len(self.near),
             tolerance=self.tolerance,
@@ -364,6 +386,7 @@ class Ties:
             device_range_ms=self.device_range_ms,
             decided_by=decided,
             fullest_bytes=(least, most),
+            expected_ms=(expected[0], expected[1]),
         )
 
 

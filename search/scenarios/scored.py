@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.cost.errors import Z_90
 from search.bound.lower_bound import LowerBound
 from search.bound.relaxation import KnownHulls
 from search.improve.annealing import Annealer, AnnealingTask
@@ -97,15 +98,17 @@ class RatedPlans:
 
         Plans are chosen by a few draws, or by costs as predicted, and look best under these. So
         both are compared under draws that neither was chosen by, where regret is against the
-        better one of the two (docs/decisions/0030-choosing-among-plans.md).
+        better one of the two (docs/decisions/0030-choosing-among-plans.md). A mean is better where
+        the mean difference is beyond its own standard error; a regret in nearly all draws.
         """
         plans = [plan, other]
         times = self.scorer.score_again(plans, FRESH) + self._added(plans)[:, None, None]
         if aim == MEAN:
-            plan_values, other_values = np.einsum("psd,s->pd", times, self.scorer.weights)
-        else:
-            plan_values, other_values = (times / times.min(axis=0)).max(axis=1)
-        return bool((plan_values < other_values).mean() >= SURE)
+            plan_means, other_means = np.einsum("psd,s->pd", times, self.scorer.weights)
+            gains = other_means - plan_means
+            return bool(gains.mean() > Z_90 * gains.std(ddof=1) / np.sqrt(FRESH))
+        plan_regrets, other_regrets = (times / times.min(axis=0)).max(axis=1)
+        return bool((plan_regrets < other_regrets).mean() >= SURE)
 
     def improve(self, params: SearchParams, seed: int, stop: Callable[..., bool]) -> int:
         """Anneal in each of the scenarios most unlike the others; return the plans scored.

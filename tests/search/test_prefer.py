@@ -157,6 +157,24 @@ def test_where_the_host_sets_the_pace_devices_that_take_longer_do_not_tie() -> N
     assert ties.decided_by == "device time"
 
 
+def test_a_plan_that_a_slow_host_makes_slow_does_not_tie() -> None:
+    """It needs less memory, and twice the launches: two exchanges instead of one."""
+    tables = [a_table(f"t{i}", 20_000_000, 64, 1.0) for i in range(4)]
+    problem = with_host(a_problem(a_workload(*tables, batch_size=16384), hosts(2), H100), 5)
+    objective, surrogate, (spread, _) = two_plans(problem)
+    columns = [
+        next(o for o in options if o.sharding_type == "column_wise" and o.num_shards == 1)
+        for options in objective.space.options
+    ]
+    lean = (*spread[:2], (columns[2], (0,)), (columns[3], (1,)))
+    few = (*((option, (0,)) for option, _ in spread[:3]), spread[3])
+    ranked = [Candidate(plan, 1.0, "x") for plan in (lean, few)]
+    candidates, ties = preferred(objective, surrogate, ranked, 1.5, 0.1, moves=0)
+    assert candidates[0].assignment == few
+    assert ties.decided_by == "expected time"
+    assert ties.expected_ms[0] * 1.1 < ties.expected_ms[1]
+
+
 def test_a_rule_decides_where_the_fastest_plan_differs_from_the_best_by_it() -> None:
     """The chosen plan is alike to either one: its spread of memory is between theirs."""
     size = 80 * GIB // 260
