@@ -1,11 +1,12 @@
 """shardopt inside TorchRec; the names below load on first use.
 
-Begin with `hook`: the planner. It reads the user's module (`read_module`, over `tables` and
-`capture`) and machine (`machine`), asks what TorchRec offers and would do itself (`offered`), and
-searches. `options` and `convert` turn plans into TorchRec's and back; with `collective` one rank
-plans for all. `costs` and `provider` are smaller doors into TorchRec's own planning, `model_file`
-writes what was read, `running` changes the plan of a running job, and `private` is all that is not
-public. `confirming` runs plans in a training script.
+Begin with `hook`: the planner. One call of it is a `planning`, which reads the user's module
+(`read_module`, over `tables` and `capture`), asks what TorchRec offers and would do itself
+(`offered`), and searches on the ranks of a `machine`. `options` and `convert` turn plans into
+TorchRec's and back; with `collective` one rank plans for all. `costs` and `provider` are smaller
+doors into TorchRec's own planning, `model_file` writes what was read, `running` changes the plan of
+a running job, and `private` is all that is not public. `confirming` runs plans in a training
+script.
 """
 
 from importlib import import_module

@@ -129,6 +129,19 @@ def without(topology: TorchRecTopology, options: Options) -> TorchRecTopology:
     return remaining
 
 
+def check_storage(options: Options, topology: TorchRecTopology) -> None:
+    """Refuse a plan that does not fit by the user's own storage estimator."""
+    for before, after in zip(topology.devices, without(topology, options).devices, strict=True):
+        needed = before.storage - after.storage
+        if not needed.fits_in(before.storage):
+            raise PlannerError(
+                error_type=PlannerErrorType.PARTITION,
+                message=f"the storage estimator counts {needed} on rank {before.rank}, which has "
+                f"only {before.storage} left, while shardopt counted less; use a larger "
+                "storage_reservation",
+            )
+
+
 def describe_reasons(reasons: Mapping[TableKey, str]) -> str:
     """``table 'a': why; tables 'b', 'c': why``."""
     tables: dict[str, list[str]] = {}
