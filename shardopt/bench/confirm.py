@@ -263,7 +263,7 @@ class LedSessions:
     """
 
     def __init__(self, workload: Workload, backend: str, folder: Path, rank: Rank) -> None:
-        from shardopt.torchrec.confirming import JoinedSessions
+        from shardopt.ranks.sessions import JoinedSessions
         from shardopt.training.batch import batch_ring
         from shardopt.training.loop import Training, set_matmul_precision
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from predictor.model.topology import ReplicaGroups as ReplicaGroups
+    from shardopt.ranks.record import record as record
     from shardopt.torchrec.confirming import Confirm as Confirm
     from shardopt.torchrec.confirming import confirm as confirm
     from shardopt.torchrec.costs import ShardoptPerfEstimator as ShardoptPerfEstimator
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from shardopt.torchrec.provider import ShardoptPlannerExecutor as ShardoptPlannerExecutor
     from shardopt.torchrec.provider import ShardoptPlannerProvider as ShardoptPlannerProvider
     from shardopt.torchrec.provider import plan_machines as plan_machines
-    from shardopt.torchrec.record import record as record
     from shardopt.torchrec.report import ShardoptPlanReporter as ShardoptPlanReporter
     from shardopt.torchrec.report import ShardoptStats as ShardoptStats
     from shardopt.torchrec.running import check_resume as check_resume
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "predictor.model.topology": "ReplicaGroups",
+    "shardopt.ranks.record": "record",
     "shardopt.torchrec.confirming": "Confirm confirm",
     "shardopt.torchrec.costs": "ShardoptPerfEstimator ShardoptPerfModel",
     "shardopt.torchrec.hook": "ShardoptPlanner",
     "shardopt.torchrec.model_file": "to_yaml",
     "shardopt.torchrec.provider": "ShardoptPlannerExecutor ShardoptPlannerProvider plan_machines",
-    "shardopt.torchrec.record": "record",
     "shardopt.torchrec.report": "ShardoptPlanReporter ShardoptStats",
     "shardopt.torchrec.running": "check_resume load_training_state load_under_plan save_for_plan "
     "training_state",

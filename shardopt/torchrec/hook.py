@@ -25,6 +25,7 @@ from search.stop import Stop
 from shardopt.api.cache import ResultCache
 from shardopt.api.scenarios import read_scenarios, windows_of
 from shardopt.extras import needs_torchrec
+from shardopt.logs import logger
 from shardopt.race import Confirmation
 from shardopt.torchrec.collective import (
     check_ranks,
@@ -36,7 +37,6 @@ from shardopt.torchrec.collective import (
 from shardopt.torchrec.confirming import Confirm
 from shardopt.torchrec.confirming import confirm as confirm_plans
 from shardopt.torchrec.failures import tell_fallback
-from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import (
     DEVICES,
     Replicas,

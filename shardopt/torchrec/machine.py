@@ -27,7 +27,7 @@ from shardopt.config.cluster import (
     load_cluster,
 )
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.logs import logger, silence_torchrec
+from shardopt.logs import logger, silence_torchrec
 from shardopt.torchrec.tables import configs_of, find_embedding_modules
 
 with needs_torchrec():

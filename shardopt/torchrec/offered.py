@@ -19,7 +19,7 @@ from search.problem import Problem
 from search.space.option import Option
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import listed
-from shardopt.torchrec.logs import logger
+from shardopt.logs import logger
 from shardopt.torchrec.options import TableKey, group_by_table, kernel_of
 from shardopt.torchrec.read_module import tables_of
 

@@ -26,11 +26,11 @@ from shardopt.api.cache import ResultCache
 from shardopt.api.scenarios import ScenarioSource
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import listed
+from shardopt.logs import logger
 from shardopt.race import TORCHREC
 from shardopt.torchrec.beside import TorchRecsPlan, tell_column_states, tell_replicable
 from shardopt.torchrec.confirming import Confirm
 from shardopt.torchrec.constraint_price import price_lines, price_torchrecs_constraints
-from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import Machine, given_costs, read_topology, usual_topology
 from shardopt.torchrec.offered import (
     REPLICATED,
