@@ -88,10 +88,11 @@ class JoinedSessions:
         folder: for the traces of each plan; None to record none. Only the first rank writes there.
     """
 
-    def __init__(self, make: Make, device: torch.device, folder: Path | None = None) -> None:
-        self.make, self.device, self.folder = make, device, folder
+    def __init__(
+        self, make: Make, device: torch.device, talk: Talk, folder: Path | None = None
+    ) -> None:
+        self.make, self.device, self.talk, self.folder = make, device, talk, folder
         self.first = dist.get_rank() == 0
-        self.talk = Talk()
         self.traced: set[str] = set()
         """Plans that need no further trace."""
         self.report: Report = lambda message: None

@@ -28,6 +28,7 @@ from shardopt.race import (
     run_final,
     run_race,
 )
+from shardopt.ranks.rank import Talk
 from shardopt.ranks.sessions import JoinedSessions, Step, free_memory
 from shardopt.torchrec.collective import joined
 from shardopt.torchrec.private import keep_optimizers
@@ -103,7 +104,7 @@ def confirm(
     with untouched(how.batches):
         batches = list(itertools.islice(how.batches, BATCHES))
         make = partial(_step_of, module, sharders, batches, how, device)
-        sessions = JoinedSessions(make, device)
+        sessions = JoinedSessions(make, device, Talk())
         try:
             if not all(sessions.talk.gather(bool(batches))):
                 raise InputError(
