@@ -23,13 +23,14 @@ from shardopt.api.document import (
     PredictAnswer,
     PredictedPlan,
 )
-from shardopt.api.given_plans import explain_plans, predict_plans
+from shardopt.api.explanation import explain_plans
+from shardopt.api.given_plans import predict_plans
 from shardopt.api.request import MADE, Machine, PlanRequest
 from shardopt.api.setting import Setting
 from shardopt.extras import require_packages
 from shardopt.files import atomic_write_text
 from shardopt.plan import LoadedPlan
-from shardopt.report.blocks import Grid
+from shardopt.report.blocks import TextTable
 from shardopt.report.html.nodes import grid, text_of
 from shardopt.report.html.page import page
 
@@ -102,7 +103,7 @@ class Answered:
 
     def _repr_html_(self) -> str:
         """`rows`, as Jupyter shows them."""
-        return text_of(grid(Grid([f"<{name}" for name in self.rows[0]], self._cells())))
+        return text_of(grid(TextTable([f"<{name}" for name in self.rows[0]], self._cells())))
 
     def _cells(self) -> list[list[str]]:
         return [

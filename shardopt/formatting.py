@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from predictor.iteration.ranges import OutOfRange
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
@@ -34,11 +33,6 @@ KIND_WORDS = {
     "not validated": "not validated",
 }
 """Provenance kind -> what the console calls it."""
-
-
-def picked(value: object, *names: str) -> dict[str, Any]:
-    """Return attributes by name, for JSON that has them under the same names."""
-    return {name: getattr(value, name) for name in names}
 
 
 def phase_words(phase: str) -> str:
@@ -72,6 +66,7 @@ def percent(fraction: float) -> str:
     value = 100 * fraction
     if 0 < value < 0.05:
         return "< 0.1 %"
+    value = 0.0 if -0.05 < value < 0 else value
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 

@@ -32,11 +32,11 @@ from search.expected_gain import ExpectedGain
 from search.problem import RatedPlanInUse, TieSummary
 from search.tune.advice import Advised, NotTried, OtherMachine
 from shardopt.api.setting import Setting
+from shardopt.explain.changes import Changes
 from shardopt.explain.deciding import DecidingConstant
-from shardopt.explain.explanation import Explanation
 from shardopt.explain.host import HostBound
 from shardopt.explain.networks import NetworkPart
-from shardopt.explain.waits import Wait, host_work
+from shardopt.explain.waits import Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.race import Confirmation
 
@@ -81,7 +81,7 @@ def drawn(**options: Any) -> Any:
     return Field(exclude=True, repr=False, **options)
 
 
-class Document(BaseModel):
+class JsonObject(BaseModel):
     """JSON object with its fields as keys; one that has a default is left out unless it is set."""
 
     model_config = ConfigDict(
@@ -102,7 +102,7 @@ Tables = Annotated[Object, BeforeValidator(_tables)]
 """``tables`` of plan.json."""
 
 
-class Facts(Document):
+class Facts(JsonObject):
     """Model, machine and ranks that an answer is for."""
 
     model: dict[str, str] = key("``name`` and ``sha256`` of the model file's contents.")
@@ -118,7 +118,7 @@ class Facts(Document):
 # --- advice and constraints ---------------------------------------------------------------------
 
 
-class Change(Document):
+class Change(JsonObject):
     """Settings beside the plan, with the time they give."""
 
     iteration_ms: float
@@ -166,14 +166,14 @@ class JointChange(Change):
     values: list[Value]
 
 
-class Considered(Document):
+class Considered(JsonObject):
     """Settings that were looked at."""
 
     tried: int = key("Number of settings that were predicted.")
     not_tried: list[NotTried] = key("Others: ``name`` and ``why``.")
 
 
-class AdviceKeys(Document):
+class AdviceKeys(JsonObject):
     """Advice on settings beside the plan."""
 
     advice: list[SingleChange] = key("Single settings, best first.")
@@ -197,7 +197,7 @@ def advice_keys(advised: Advised | None) -> Object:
     }
 
 
-class Unconstrained(Document):
+class Unconstrained(JsonObject):
     """Best plan without constraints."""
 
     iteration_ms: float
@@ -205,7 +205,7 @@ class Unconstrained(Document):
     gain: float = drawn()
 
 
-class ConstraintPrices(Document):
+class ConstraintPrices(JsonObject):
     """What the constraints of the model file cost."""
 
     constraint_costs: list[ConstraintCost] = key(
@@ -227,7 +227,7 @@ def constraint_keys(costs: ConstraintCosts | None) -> Object:
 # --- predictions --------------------------------------------------------------------------------
 
 
-class RankUse(Document):
+class RankUse(JsonObject):
     """Memory of one rank."""
 
     rank: int
@@ -264,7 +264,7 @@ class RankUse(Document):
         }
 
 
-class ReplicaSyncTimes(Document):
+class ReplicaSyncTimes(JsonObject):
     """Averaging of the tables that every sharding group has a copy of."""
 
     weight_bytes: tuple[int, ...] = key("Weights that a rank of a group averages, rank by rank.")
@@ -274,7 +274,7 @@ class ReplicaSyncTimes(Document):
     within_step: bool = drawn()
 
 
-class Headline(Document):
+class Headline(JsonObject):
     """The predicted time and what it rests on."""
 
     iteration_ms: float = key("Steady-state period of the training loop.")
@@ -309,7 +309,7 @@ class PredictedPlan(Headline):
     sharding_plan: Held[ShardingPlan] = drawn()
 
     @classmethod
-    def of(cls, sharding: ShardingPlan, prediction: Prediction, **keys: Any) -> Self:
+    def of(cls, sharding: ShardingPlan, prediction: Prediction, /, **keys: Any) -> Self:
         """A plan, its prediction and the further keys of this class."""
         own = {"prediction": prediction, "sharding_plan": sharding}
         return cls.model_validate({**vars(prediction), **own, **keys})
@@ -340,14 +340,14 @@ class PredictAnswer(Facts):
 # --- shardopt plan ------------------------------------------------------------------------------
 
 
-class FoundTime(Document):
+class FoundTime(JsonObject):
     """Time of a plan that another is preferred to."""
 
     iteration_ms: float
     found_by: str
 
 
-class ScenarioAnswer(Document):
+class ScenarioAnswer(JsonObject):
     """Best plan in a scenario."""
 
     name: str
@@ -359,7 +359,7 @@ class ScenarioAnswer(Document):
     )
 
 
-class InUse(Document):
+class InUse(JsonObject):
     """The plan of ``--from``."""
 
     plan: str = key("Path as given.")
@@ -373,7 +373,7 @@ class InUse(Document):
     sharding_plan: Held[ShardingPlan] = drawn()
 
 
-class MoveAnswer(Document):
+class MoveAnswer(JsonObject):
     """The move from the plan in use to the best plan."""
 
     bytes: int = key("As ``moved_bytes``.")
@@ -408,7 +408,7 @@ def move_keys(result: Any, move: Any, path: object) -> Object:
     }
 
 
-class MeasuredPlan(Document):
+class MeasuredPlan(JsonObject):
     """A plan that ran for real."""
 
     plan: str = key("Its name in the report.", "name")
@@ -440,14 +440,14 @@ class PlanHead(Facts):
     tuned: Object | None = key("Setting that ``--tune`` chose.", default=None)
 
 
-class AdviceAnswer(PlanHead, AdviceKeys):
+class AdviceAnswer(AdviceKeys, PlanHead):
     """``shardopt plan --advice-only``."""
 
     iteration_ms: float = key("Plan that settings are priced at.")
     found_by: str
 
 
-class PlanAnswer(PlanHead, Headline, AdviceKeys, ConstraintPrices):
+class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
     """``shardopt plan``; its time is that of the best plan."""
 
     lower_bound_ms: float = key("No plan of the search space is predicted to be faster.")
@@ -474,10 +474,10 @@ class PlanAnswer(PlanHead, Headline, AdviceKeys, ConstraintPrices):
     ties: TieSummary | None = key(
         "``plans`` (within ``tolerance`` of the best), ``host_bound``, ``device_ms`` (best plan, "
         "if the host took no time), ``device_range_ms`` (least and most of these plans), "
-        "``decided_by`` and ``fullest_bytes`` (shards on the fullest rank, of the best plan and of "
-        "the fastest)."
+        "``decided_by``, ``fullest_bytes`` (shards on the fullest rank) and ``expected_ms`` (mean "
+        "over draws of the costs' errors), both of the best plan and of the fastest."
     )
-    scenarios: list[ScenarioAnswer]
+    scenarios: list[ScenarioAnswer] = key("What else could be true.")
     worst_regret: float | None = key("Largest ``iteration_ms / best_known_ms - 1``.")
     proved_regret: float | None = key("The same with the bounds; null where one is missing.")
     passed_over: float | None = key(
@@ -512,7 +512,7 @@ class PlanAnswer(PlanHead, Headline, AdviceKeys, ConstraintPrices):
         return next((entry for entry in self.advice[:1] if entry.gain > gained), None)
 
 
-class TuneTrial(Document):
+class TuneTrial(JsonObject):
     """A setting that was looked at."""
 
     number: int
@@ -527,7 +527,7 @@ class TuneTrial(Document):
     bound: dict[str, float] | None = key("No plan of the setting has smaller objectives.")
 
 
-class TuneMember(Document):
+class TuneMember(JsonObject):
     """A setting that no other beats."""
 
     number: int
@@ -542,7 +542,7 @@ class TuneMember(Document):
     tables: Tables = key("As in plan.json.")
 
 
-class TuneKeys(Document):
+class TuneKeys(JsonObject):
     """Trials of ``--tune``."""
 
     objectives: dict[str, str] = key("Name -> unit, in the order given.")
@@ -561,7 +561,7 @@ class TuneAnswer(PlanAnswer):
     tune: TuneKeys
 
 
-class MachineAnswer(Document):
+class MachineAnswer(JsonObject):
     """Best plan on one of several machines; keys of a plan are null where none fits."""
 
     hardware: str
@@ -585,7 +585,7 @@ class MachineAnswer(Document):
     plan: PlanAnswer | None = drawn()
 
 
-class MachinesAnswer(Document):
+class MachinesAnswer(JsonObject):
     """``shardopt plan`` with several machines."""
 
     machines: list[MachineAnswer] = key("In the order given.")
@@ -595,7 +595,7 @@ class MachinesAnswer(Document):
 # --- shardopt explain ---------------------------------------------------------------------------
 
 
-class PathSegment(Document):
+class PathSegment(JsonObject):
     """A stretch of a critical path."""
 
     name: str
@@ -622,7 +622,7 @@ def path_keys(path: Sequence[Segment]) -> list[PathSegment]:
     ]
 
 
-class PlanChangeAnswer(Document):
+class PlanChangeAnswer(JsonObject):
     """A change of the plan that saves time."""
 
     change: str = key("In words.")
@@ -631,7 +631,16 @@ class PlanChangeAnswer(Document):
     saving_ms: float
 
 
-class ChangesAnswer(Document):
+def changes_keys(plan: ShardingPlan, changes: Changes) -> Object:
+    """Keys of `ChangesAnswer`."""
+    found = [
+        {**vars(change), "change": change.words, "tables": replace(plan, tables=change.tables)}
+        for change in changes.helpful
+    ]
+    return {"tried": changes.tried, "none_words": changes.none_words, "found": found}
+
+
+class ChangesAnswer(JsonObject):
     """Changes of the plan that were tried."""
 
     tried: int
@@ -641,7 +650,7 @@ class ChangesAnswer(Document):
     none_words: str = drawn()
 
 
-class ExplainAnswer(GivenPlan, Facts, AdviceKeys):
+class ExplainAnswer(AdviceKeys, GivenPlan, Facts):
     """``shardopt explain``."""
 
     lower_bound_ms: float | None = key(
@@ -671,34 +680,3 @@ class ExplainAnswer(GivenPlan, Facts, AdviceKeys):
     def plans(self) -> list[GivenPlan]:
         """The plan explained, then the others."""
         return [self, *self.others]
-
-    @classmethod
-    def explaining(
-        cls, setting: Setting, plans: Sequence[GivenPlan], explanation: Explanation
-    ) -> Self:
-        """The answer that explains the first of the plans."""
-        plan, *others = plans
-        changes = explanation.changes
-        keys = {
-            **setting.facts(),
-            "setting": setting,
-            "lower_bound_ms": plan.bound_ms,
-            "critical_path": path_keys(plan.prediction.critical_path),
-            "host_work": host_work(plan.prediction.graph),
-            "changes": {
-                "tried": changes.tried,
-                "none_words": changes.none_words,
-                "found": [
-                    {
-                        **vars(change),
-                        "change": change.words,
-                        "tables": replace(plan.sharding_plan, tables=change.tables),
-                    }
-                    for change in changes.helpful
-                ],
-            },
-            "sensitivity": explanation.what_if,
-            "others": others,
-            **advice_keys(explanation.advised),
-        }
-        return cls.model_validate({**vars(explanation), **vars(plan), **keys})

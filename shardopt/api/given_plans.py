@@ -19,10 +19,9 @@ from predictor.model.plan_check import (
 from predictor.model.plan_json import load_plan
 from predictor.predict import Prediction
 from search.in_use.plan import find_broken_constraint
-from shardopt.api.document import ExplainAnswer, GivenPlan, PredictAnswer
+from shardopt.api.document import GivenPlan, PredictAnswer
 from shardopt.api.request import MADE, Machine
 from shardopt.api.setting import Setting, refuse_outside, resolve
-from shardopt.explain.explanation import explain_plan
 
 
 def predict_plans(
@@ -64,19 +63,6 @@ def predict_plans(
         )
     keys = {"setting": setting, "predictions": predicted}
     return PredictAnswer.model_validate({**setting.facts(), **keys})
-
-
-def explain_plans(setting: Setting, plans: Sequence[GivenPlan]) -> ExplainAnswer:
-    """Explain the first of predicted plans, compared with the others, with advice."""
-    plan, *others = plans
-    explanation = explain_plan(
-        setting.problem(),
-        plan.sharding_plan,
-        plan.prediction,
-        {other.plan: other.sharding_plan for other in others},
-        setting.case(),
-    )
-    return ExplainAnswer.explaining(setting, plans, explanation)
 
 
 def _proved_bound(plan: ShardingPlan, setting: Setting, prediction: Prediction) -> float | None:

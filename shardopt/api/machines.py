@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from predictor.errors import InfeasibleError
 from predictor.hardware.loader import DEFAULT_HARDWARE
 from search.stop import Stop
-from shardopt.api import answer
-from shardopt.api.answer import Answer, Inputs, find_answer, read_inputs
+from shardopt.api.answer import Answer, find_answer, followed_up
 from shardopt.api.cache import ResultCache
 from shardopt.api.document import MachineAnswer
+from shardopt.api.inputs import Inputs, read_inputs
 from shardopt.api.request import PlanRequest
 from shardopt.config import read_model
 
@@ -101,7 +101,7 @@ def plan_machines(
             inputs = read_inputs(machine, model)
             name = inputs.setting.hardware_name
             budget = stop(inputs)
-            best_answer = answer.followed_up(find_answer(inputs, budget, cache), budget)
+            best_answer = followed_up(find_answer(inputs, budget, cache), budget)
         except InfeasibleError as error:
             name = machine.hardware or DEFAULT_HARDWARE
             yield OnMachine(name, machine.gpus or 0, None, str(error))

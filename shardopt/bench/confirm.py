@@ -23,8 +23,9 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Workload
 from search.problem import RankedPlan, Result
 from search.stop import Stop
-from shardopt.api.answer import Answer, Inputs, answer_of, find_answer
+from shardopt.api.answer import Answer, answer_of, find_answer
 from shardopt.api.given_plans import fit_plan
+from shardopt.api.inputs import Inputs
 from shardopt.api.request import MADE
 from shardopt.api.setting import Setting
 from shardopt.bench.job import Job, check_job, check_memory
@@ -378,7 +379,7 @@ def confirm_answer(
 
     def plan_again(here: Setting, seconds: float) -> Result:
         stop = Stop(inputs.request.effort, seconds, interruptible=True)
-        again = find_answer(replace(inputs, setting=here), stop, None).result
+        again = find_answer(inputs.with_setting(here), stop, None).result
         return replace(again, plans=again.plans[:count])
 
     with scratch_folder() as folder, sessions_of(setting, plans, folder, rank) as sessions:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardopt.calibrate import Group
 from shardopt.ranks.realtime import Runtime
-from shardopt.report.blocks import Grid, Heading, View
+from shardopt.report.blocks import Heading, TextTable, View
 
 if TYPE_CHECKING:
     from shardopt.calibrate.fitting import CalibratedProfile
@@ -203,7 +203,7 @@ def _view(calibrated: CalibratedProfile, output: Path, rows: Path) -> View:
         data,
         [
             Heading("Held-out error", "rows that no fit has seen"),
-            Grid(["<family", ">mean", ">geomean", ">bias", ">rows"], shown),
+            TextTable(["<family", ">mean", ">geomean", ">bias", ">rows"], shown),
             *(f"  {text}" for text in lines),
         ],
     )

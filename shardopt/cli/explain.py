@@ -31,7 +31,7 @@ def explain(
     from predictor.errors import InputError
     from predictor.trace.chrome import chrome_trace
     from shardopt.api.cache import versions
-    from shardopt.api.given_plans import explain_plans
+    from shardopt.api.explanation import explain_plans
     from shardopt.cli.output import check_writable, predict_plans, write_json
     from shardopt.files import atomic_write_text
     from shardopt.report.explain import explain_view

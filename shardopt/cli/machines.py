@@ -50,8 +50,8 @@ def plan_each(
     quiet: bool,
 ) -> View:
     """Search on every machine, and write each plan beside ``output``."""
-    from shardopt.api.answer import Inputs, stop_of
     from shardopt.api.document import MachinesAnswer
+    from shardopt.api.inputs import Inputs, stop_of
     from shardopt.api.machines import OnMachine, plan_machines
     from shardopt.report.machines import machines_view
 

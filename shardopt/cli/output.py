@@ -96,18 +96,19 @@ def predict_plans(
 
 
 def next_lines(
-    model: Path | None, output: Path | None, condition: str = "", *, plan: str = "Plan 1"
+    model: Path | None, output: Path | None, condition: str = "", *, applied: Path | None = None
 ) -> tuple[str, str]:
     """Say what became of the best plan, and what to type next.
 
     Args:
-        model: the file that the written plan is for.
+        model: the file that the plan is for.
         condition: further flags of the next command.
-        plan: the plan that was written, in words.
+        applied: the model file with advice, where the written plan is for that.
     """
     if output is None:
         return "No plan was written. Next:", "the same command with -o plan.json"
-    explain = f"shardopt explain {model} {output}{condition}"
+    plan = "Plan 1" if applied is None else f"The plan for {applied}"
+    explain = f"shardopt explain {applied or model} {output}{condition}"
     return f"{plan} is written to {output}. Next:", explain
 
 

@@ -74,7 +74,7 @@ class Wait:
     waiting: int
     causes: tuple[Cause, ...]
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def words(self) -> str:
         """``Rank 3 waits 1.20 ms for rank 0's lookup of t_cat_20 ...``."""

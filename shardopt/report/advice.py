@@ -6,11 +6,13 @@ from search.prefer import TOLERANCE
 from search.tune.advice import OtherMachine
 from shardopt.api.document import AdviceKeys, Change, Considered, SingleChange
 from shardopt.formatting import ms, number, percent, plural, rank_word
-from shardopt.report.blocks import Block, Grid, Heading, Line
+from shardopt.report.blocks import Block, Heading, Line, TextTable
 
 SHOWN_NAMES = 3
 """Settings without a price that are named per reason."""
 SHOWN_REASONS = 3
+SAME = 5e-4
+"""Change of GPU time per sample below which it counts as none, a fraction."""
 
 
 def advice(answer: AdviceKeys, device: str) -> list[Block]:
@@ -36,7 +38,7 @@ def advice(answer: AdviceKeys, device: str) -> list[Block]:
     if together is not None:
         parts = [str(i) for i, a in enumerate(answer.advice, 1) if a.label in together.labels]
         rows.append(("", f"{', '.join(parts[:-1])} and {parts[-1]} together", *_cells(together)))
-    grid = Grid([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
+    grid = TextTable([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
     return [*blocks, grid, f"To do 1: {answer.advice[0].how}.", *machines]
 
 
@@ -83,6 +85,5 @@ def _machine_words(other: OtherMachine, rank: str) -> str:
         return f"With a network {other.value:g} times as fast: {rate}."
     more = other.gpu_time - 1
     word = "more" if more > 0 else "less"
-    return (
-        f"With {other.value} {rank}s: {rate}, {percent(abs(more))} {word} {rank} time per sample."
-    )
+    change = "the same" if abs(more) < SAME else f"{percent(abs(more))} {word}"
+    return f"With {other.value} {rank}s: {rate}, {change} {rank} time per sample."

@@ -76,7 +76,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Grid:
+class TextTable:
     """A table.
 
     Args:
@@ -92,7 +92,7 @@ class Grid:
     name: str = ""
 
 
-Block: TypeAlias = Heading | Line | Legend | Grid | str
+Block: TypeAlias = Heading | Line | Legend | TextTable | str
 """A text is a plain line; an empty one separates."""
 
 

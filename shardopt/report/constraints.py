@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardopt.api.document import ConstraintPrices
 from shardopt.formatting import ms, number, percent
-from shardopt.report.blocks import Block, Grid, Heading
+from shardopt.report.blocks import Block, Heading, TextTable
 
 
 def constraints_words(prices: ConstraintPrices) -> list[str]:
@@ -31,5 +31,5 @@ def constraints(prices: ConstraintPrices) -> list[Block]:
         )
         for item in prices.constraint_costs
     ]
-    grid = Grid(["~table", "~constraint", ">ms without", ">iteration"], rows)
+    grid = TextTable(["~table", "~constraint", ">ms without", ">iteration"], rows)
     return [Heading("Constraints", "what dropping each saves, one after the other"), grid]

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from predictor.model.plan import ShardingPlan, TablePlan
-from shardopt.api.document import Document, key
+from shardopt.api.document import JsonObject, key
 from shardopt.explain.differences import TableDiff, header_diffs, table_diffs
 from shardopt.formatting import ms, plural, ranks_text, times, type_mix
-from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.report.blocks import Block, Heading, TextTable, View
 
 ABSENT = "-"
 
 
-class TableSide(Document):
+class TableSide(JsonObject):
     """A table in one of the plans."""
 
     sharding_type: str
@@ -23,7 +23,7 @@ class TableSide(Document):
     columns: int = key("Of a shard.", "shards", 0, "size", 1)
 
 
-class TableDifference(Document):
+class TableDifference(JsonObject):
     """A table that two plans shard or place differently."""
 
     differs: list[str] = key(
@@ -35,7 +35,7 @@ class TableDifference(Document):
     b: TableSide | None
 
 
-class DiffAnswer(Document):
+class DiffAnswer(JsonObject):
     """``shardopt diff``."""
 
     same: bool = key("No table differs and both are for the same ranks.")
@@ -67,7 +67,7 @@ def diff_view(names: tuple[str, str], a: ShardingPlan, b: ShardingPlan) -> View:
     if diffs:
         rows = [(d.table, ", ".join(d.what), _words(d, d.a), _words(d, d.b)) for d in diffs]
         report.append(Heading(f"{plural(len(diffs), 'table')} differ, {same} do not"))
-        report.append(Grid(["~table", "~differs in", "~A", "~B"], rows))
+        report.append(TextTable(["~table", "~differs in", "~A", "~B"], rows))
     else:
         report.append(f"No table differs ({same}).")
     return View(answer, report)

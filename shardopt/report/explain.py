@@ -10,7 +10,7 @@ from shardopt.api.document import ExplainAnswer, PathSegment
 from shardopt.explain.uneven import waiting_words
 from shardopt.formatting import ms, number, percent, phase_words, plural
 from shardopt.report.advice import advice
-from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.report.blocks import Block, Heading, TextTable, View
 from shardopt.report.plan import deciding_lines, proved_text
 from shardopt.report.prediction import (
     breakdown,
@@ -133,7 +133,7 @@ def path_grid(path: Sequence[PathSegment]) -> list[Block]:
     by_length = sorted(range(len(rows)), key=lambda at: -lengths[at])
     shown, short = sorted(by_length[:MAX_SECTIONS]), by_length[MAX_SECTIONS:]
     columns = [">from ms", ">ms", ">rank", "<phase", "~what runs"]
-    grid: list[Block] = [Grid(columns, [rows[at] for at in shown])]
+    grid: list[Block] = [TextTable(columns, [rows[at] for at in shown])]
     if short:
         total = ms(sum(lengths[at] for at in short))
         grid.append(f"{len(short)} shorter steps ({total} in total) are not shown.")
@@ -160,7 +160,7 @@ def single_changes(answer: ExplainAnswer) -> list[Block]:
     ]
     return [
         heading,
-        Grid(["~change", ">saves ms", ">share", ">then ms"], rows),
+        TextTable(["~change", ">saves ms", ">share", ">then ms"], rows),
         f"The best of {plural(changes.tried, 'change')} tried.",
     ]
 
@@ -178,7 +178,7 @@ def what_if(answer: ExplainAnswer) -> list[Block]:
     ]
     return [
         Heading("Sensitivity", "the same plan, predicted with one thing changed"),
-        Grid(["~change", ">ms", ">change ms", ">"], rows),
+        TextTable(["~change", ">ms", ">change ms", ">"], rows),
     ]
 
 

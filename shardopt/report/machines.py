@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardopt.api.document import MachineAnswer, MachinesAnswer, PlanAnswer
 from shardopt.formatting import number, percent, rank_word
 from shardopt.report.advice import advice_words
-from shardopt.report.blocks import Block, Grid, Heading, View, warning
+from shardopt.report.blocks import Block, Heading, TextTable, View, warning
 from shardopt.report.constraints import constraints_words
 from shardopt.report.prediction import memory_title, memory_use
 
@@ -24,7 +24,7 @@ def machines_view(answer: MachinesAnswer) -> View:
     rows = [_cells(machine, machine.plan)[: len(columns)] for machine in machines]
     report: list[Block] = [
         Heading("Machines", "the best plan found on each, predicted"),
-        Grid(columns, rows),
+        TextTable(columns, rows),
         *(
             warning(f"{machine.hardware} with {machine.gpus} {word}s: {machine.no_plan}.")
             for machine in machines

@@ -31,7 +31,7 @@ from shardopt.formatting import (
 )
 from shardopt.race import Confirmation
 from shardopt.report.advice import advice, advice_words
-from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
+from shardopt.report.blocks import Block, Heading, Line, TextTable, View, warning
 from shardopt.report.constraints import constraints, constraints_words
 from shardopt.report.prediction import (
     PROVENANCE_SENTENCES,
@@ -166,7 +166,7 @@ def _ranking(answer: PlanAnswer) -> list[Block]:
     columns = [">#", ">ms", ">vs bound", "<90 % interval", f">{kind}", "~sharding", "~found by"]
     return [
         Heading("Plans", "predicted iteration time; plan 1 is the answer"),
-        Grid(columns, rows, strong=0),
+        TextTable(columns, rows, strong=0),
     ]
 
 
@@ -277,8 +277,11 @@ def _decided(ties: TieSummary) -> str:
     if ties.decided_by is None:
         return ""
     if ties.decided_by == "memory":
-        mine, fastest = map(format_bytes, ties.fullest_bytes)
-        better = f"its shards take {mine} on the fullest rank instead of {fastest}"
+        best, fastest = map(format_bytes, ties.fullest_bytes)
+        better = f"its shards take {best} on the fullest rank instead of {fastest}"
+    elif ties.decided_by == "expected time":
+        best, fastest = map(ms, ties.expected_ms)
+        better = f"under the errors of all costs it takes {best} in the mean instead of {fastest}"
     else:
         better = BETTER[ties.decided_by]
     return f" Plan 1 is preferred to the first: {better}."
@@ -337,7 +340,7 @@ def _in_use(answer: PlanAnswer) -> list[Block]:
         f"{format_bytes(move.bytes)} of weights and optimizer state move to other ranks"
         f"{_over_links(move)}.",
         _move_words(move),
-        Grid(["~table", "~now", "~after"], rows),
+        TextTable(["~table", "~now", "~after"], rows),
     ]
     more = len(in_use.moved) - len(shown)
     return [*lines, *([f"and {more} more; `shardopt diff` lists all of them."] if more else [])]
@@ -388,7 +391,7 @@ def measured(confirmation: Confirmation | None, expected: ExpectedGain | None) -
     ]
     return [
         Heading("Measured plans"),
-        Grid(["<plan", ">ms", ">95 % interval", ">predicted", "~found by", "<"], rows),
+        TextTable(["<plan", ">ms", ">95 % interval", ">predicted", "~found by", "<"], rows),
         *(f"{note}." for note in confirmation.notes),
         *_off(confirmation),
         gained(confirmation, expected),

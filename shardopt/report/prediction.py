@@ -25,7 +25,7 @@ from shardopt.formatting import (
     times,
     type_mix,
 )
-from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Legend, Line, View, warning
+from shardopt.report.blocks import Bar, Block, Cell, Heading, Legend, Line, TextTable, View, warning
 
 MAX_RANKS = 8
 """Most ranks shown; of more, only the busiest and the idlest."""
@@ -75,7 +75,7 @@ def breakdown(prediction: PredictedPlan) -> list[Block]:
         bar = Bar([(part, phase, f"{words}\n{ms(part)}")], whole)
         rows.append((words, number(part), percent(part / whole), bar))
     by_module = dense_text(prediction)
-    return [Grid(["<phase", ">ms", ">share", "<"], rows), *filter(None, [by_module])]
+    return [TextTable(["<phase", ">ms", ">share", "<"], rows), *filter(None, [by_module])]
 
 
 def dense_text(prediction: PredictedPlan) -> str:
@@ -128,7 +128,7 @@ def ranks(prediction: PredictedPlan) -> list[Block]:
     columns = [">rank", "<", ">emb fwd", ">emb bwd", ">comm", ">idle", f">{memory_title(memory)}"]
     return [
         Heading("Ranks", f"what each computes in an iteration of {ms(whole)}{excerpt}"),
-        Grid(columns, rows, name="ranks"),
+        TextTable(columns, rows, name="ranks"),
         Legend(_PARTS),
         *memory_lines(memory),
     ]
@@ -319,18 +319,18 @@ def side_by_side(plans: Sequence[GivenPlan]) -> list[Block]:
     excerpt = f"; the {MAX_COLUMNS} fastest" if len(shown) < len(ranked) else ""
     return [
         Heading("Plans", "predicted iteration time, best first"),
-        Grid(columns, rows, strong=0, name="plans"),
+        TextTable(columns, rows, strong=0, name="plans"),
         Heading(
             "Where the time goes", f"ms on the critical path; plans as numbered above{excerpt}"
         ),
-        Grid(["<phase", *(f">#{i}" for i in range(1, len(shown) + 1))], by_phase),
+        TextTable(["<phase", *(f">#{i}" for i in range(1, len(shown) + 1))], by_phase),
     ]
 
 
 # --- what they are predicted for ----------------------------------------------------------------
 
 
-def setting_facts(setting: Setting) -> Grid:
+def setting_facts(setting: Setting) -> TextTable:
     """Model, machine and batch."""
     workload, topology = setting.workload, setting.installed
     lookups = sum(t.lookups_per_sample for t in workload.tables)
@@ -360,7 +360,7 @@ def setting_facts(setting: Setting) -> Grid:
     ]
     if workload.replica_groups:
         rows.append(("replica groups", _copies_words(setting)))
-    return Grid((), rows)
+    return TextTable((), rows)
 
 
 def _kind_words(setting: Setting) -> str:

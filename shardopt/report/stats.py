@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from shardopt.api.document import Document, key
-from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
+from shardopt.api.document import JsonObject, key
+from shardopt.report.blocks import Block, Heading, Line, TextTable, View, warning
 from shardopt.stats.result import (
     HOT_SHARE,
     Drift,
@@ -26,7 +26,7 @@ HOT_SHOWN = 3
 SCHEMA = "shardopt.stats/1"
 
 
-class FeatureAnswer(Document):
+class FeatureAnswer(JsonObject):
     """One feature; one without ids ends at ``length_correlation``."""
 
     name: str
@@ -68,14 +68,14 @@ class FeatureAnswer(Document):
         }
 
 
-class StatsAnswer(Document):
+class StatsAnswer(JsonObject):
     """``shardopt stats``."""
 
     schema_version: str = Field(alias="schema", description="Form of this object.")
     features: list[FeatureAnswer]
 
 
-class WindowAnswer(Document):
+class WindowAnswer(JsonObject):
     """Statistics of a window of time."""
 
     name: str
@@ -84,7 +84,7 @@ class WindowAnswer(Document):
     features: list[FeatureAnswer]
 
 
-class WindowsAnswer(Document):
+class WindowsAnswer(JsonObject):
     """``shardopt stats --window``."""
 
     schema_version: str = Field(alias="schema", description="Form of this object.")
@@ -101,7 +101,7 @@ def stats_view(features: Sequence[FeatureStats], file: Path | None, notes: Seque
     columns += [">Zipf alpha", ">Zipf q", ">error", ">KS", ">hottest"]
     report: list[Block] = [
         Heading("Features", f"{features[0].samples:,} samples"),
-        Grid(columns, [_cells(feature) for feature in features]),
+        TextTable(columns, [_cells(feature) for feature in features]),
         *_explained(features),
     ]
     if file is not None:
@@ -162,7 +162,7 @@ def windows_view(
             "Windows",
             f"{len(stats)}, from {stats[0].name} to {stats[-1].name}",
         ),
-        Grid([*columns, ">hot rows lost"], rows),
+        TextTable([*columns, ">hot rows lost"], rows),
         "Changes are means from one window to the next. Distinct rows are those among as many ids "
         f"as the smallest window has. Hot rows are the hottest {HOT_SHARE:.0%} of a window's; lost "
         "is the share of their ids that fall on other rows in the next window.",

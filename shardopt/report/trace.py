@@ -24,9 +24,9 @@ from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace
 from predictor.units import format_bytes
-from shardopt.api.document import Document, PathSegment, key, path_keys
+from shardopt.api.document import JsonObject, PathSegment, key, path_keys
 from shardopt.formatting import ms, number, percent, plural, ranks_text
-from shardopt.report.blocks import Bar, Block, Grid, Heading, Legend, Line, View
+from shardopt.report.blocks import Bar, Block, Heading, Legend, Line, TextTable, View
 from shardopt.report.explain import path_grid
 
 MAX_ROWS = 24
@@ -51,7 +51,7 @@ _WORDS = {
 }
 
 
-class TracedStep(Document):
+class TracedStep(JsonObject):
     """One step of one rank."""
 
     rank: int
@@ -63,7 +63,7 @@ class TracedStep(Document):
     hidden_communication_ms: float = key("Lies in the part ``compute``.")
 
 
-class TracedRank(Document):
+class TracedRank(JsonObject):
     """One Kineto trace."""
 
     rank: int
@@ -74,14 +74,14 @@ class TracedRank(Document):
     device_events: int
 
 
-class SentBytes(Document):
+class SentBytes(JsonObject):
     """A collective of an execution trace."""
 
     op: str
     size_bytes: int | None
 
 
-class TracedExecution(Document):
+class TracedExecution(JsonObject):
     """One execution trace."""
 
     rank: int
@@ -92,7 +92,7 @@ class TracedExecution(Document):
     collectives: list[SentBytes]
 
 
-class TraceAnswer(Document):
+class TraceAnswer(JsonObject):
     """``shardopt trace``."""
 
     device: str | None
@@ -153,7 +153,7 @@ def trace_view(
                 for k in answer.kernels
             ]
             report.append(Heading("Longest kernels", "summed over all steps and ranks"))
-            report.append(Grid([">ms", ">runs", ">µs each", "~kernel"], rows))
+            report.append(TextTable([">ms", ">runs", ">µs each", "~kernel"], rows))
         report += _path(answer.critical_path)
     else:
         report = ["", NO_TIMES, *_executions(answer.executions)]
@@ -272,7 +272,7 @@ def _show_steps(steps: Sequence[TracedStep]) -> list[Block]:
     ]
     blocks: list[Block] = [
         Heading("Steps", "from one step marker to the next"),
-        Grid([*columns, "<where the time goes"], rows),
+        TextTable([*columns, "<where the time goes"], rows),
         Legend(_WORDS),
     ]
     if len(longest) < len(steps):
@@ -313,4 +313,4 @@ def _executions(executions: Sequence[TracedExecution]) -> list[Block]:
         for execution in executions
     ]
     columns = [">rank", "<schema", ">ops", ">op inputs", ">collectives", ">bytes sent"]
-    return [Heading("Execution traces"), Grid(columns, rows)]
+    return [Heading("Execution traces"), TextTable(columns, rows)]

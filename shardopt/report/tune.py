@@ -14,7 +14,7 @@ from search.tune.tune import Member, TuneResult, Tuning
 from shardopt.api.answer import Answer
 from shardopt.api.document import TuneAnswer, TuneKeys
 from shardopt.formatting import number, percent, plural
-from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.report.blocks import Block, Heading, TextTable, View
 from shardopt.report.plan import plan_view
 
 MAX_SHOWN = 8
@@ -142,10 +142,10 @@ def _counted(report: TuneReport) -> str:
     )
 
 
-def _grid(report: TuneReport, first: Sequence[str], rows: Sequence[Sequence[str]]) -> Grid:
+def _grid(report: TuneReport, first: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:
     names = (f"~{name.replace('_', ' ')}" for name in report.tuned_names)
     goals = (f">{HEADERS[goal.name]}" for goal in report.goals)
-    return Grid([*first, *names, *goals, ">ms"], rows)
+    return TextTable([*first, *names, *goals, ">ms"], rows)
 
 
 def _cells(

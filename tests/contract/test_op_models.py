@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.dense import DenseWork, Execution, Segment, price
+from predictor.cost.dense import DenseSegment, DenseWork, Execution, price
 from predictor.cost.gemm import product_rate
 from predictor.cost.ops.op_time import (
     ATTENTION,
@@ -112,7 +112,7 @@ def test_names_are_in_one_family() -> None:
 
 def total(work: DenseWork) -> float:
     steps = (*work.forward, *work.backward, work.optimizer)
-    return sum(step.cost_ms for step in steps if isinstance(step, Segment))
+    return sum(step.cost_ms for step in steps if isinstance(step, DenseSegment))
 
 
 def worth(hw: HardwareProfile) -> Callable[[int, int], float]:
@@ -148,7 +148,7 @@ def test_any_program_has_a_price(
     assert all(
         s.cost_ms >= 0 and s.host_ms >= 0 and s.kernels >= 1
         for s in (*work.forward, *work.backward)
-        if isinstance(s, Segment)
+        if isinstance(s, DenseSegment)
     )
     plain = price(program, ("ebc", "other"), times, Execution(worth(hw)))
     events = (*program.forward, *program.backward, *program.optimizer)

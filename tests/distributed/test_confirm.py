@@ -21,7 +21,9 @@ from torchrec.streamable import Pipelineable
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan_json import load_plan
+from shardopt.api.document import MeasuredPlan, confirmation_keys
 from shardopt.cli.app import main
+from shardopt.race import Confirmation
 from shardopt.torchrec import Confirm, ShardoptPlanner, confirm
 from tests.distributed.ranks import on_ranks, torchrun
 
@@ -150,6 +152,13 @@ def plan_of(model: nn.Module, kind: str) -> Any:
     return planner.plan(model, SHARDERS)
 
 
+def shown(confirmation: Confirmation) -> dict[str, Any]:
+    """What ``--json`` says of the measured plans."""
+    keys = confirmation_keys(confirmation)
+    plans = [MeasuredPlan.model_validate(plan).to_dict() for plan in keys["confirmed"]]
+    return {"confirmed": plans, "measured_gain": keys["measured_gain"]}
+
+
 def confirm_and_plan() -> dict[str, Any]:
     """A training script that confirms its plans first: beside a good one, one under which rank 1
     runs out of memory after some steps, and one that is slow. Then the planner does the same by
@@ -177,10 +186,10 @@ def confirm_and_plan() -> dict[str, Any]:
     assert planner.confirmed is not None
     same = [torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     return {
-        **confirmed.as_object(),
+        **shown(confirmed),
         "notes": confirmed.notes,
         "untouched": all(same) and torch.equal(states, torch.get_rng_state()),
-        "planned": planner.confirmed.as_object(),
+        "planned": shown(planner.confirmed),
         "chosen": str(chosen),
         "best": str(planner.confirmed.best.plan),
     }

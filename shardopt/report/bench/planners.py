@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardopt.api.document import Document, PredictedPlan, Tables, key
+from shardopt.api.document import JsonObject, PredictedPlan, Tables, key
 from shardopt.bench.planners import COMMAND, SEARCH, TORCHREC, Comparison, PlannerResult
 from shardopt.formatting import at_most, gap_of, ms, number, times, type_mix
 from shardopt.measure.sampling import Samples
-from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.report.blocks import Block, Heading, TextTable, View
 from shardopt.report.prediction import memory_title, memory_use, misfit_text
 
 _WHAT = {
@@ -33,7 +33,7 @@ class PlannerPlan(PredictedPlan):
     rating_ms: float | None = key("TorchRec's own cost of its plan.", default=None)
 
 
-class PlannerTimes(Document):
+class PlannerTimes(JsonObject):
     """Seconds of a planner."""
 
     samples_s: list[float] = key("In the order measured.")
@@ -43,7 +43,7 @@ class PlannerTimes(Document):
     stable: bool | None = key("Null for a single sample.")
 
 
-class PlannersAnswer(Document):
+class PlannersAnswer(JsonObject):
     """``shardopt bench search``, without what names the setting."""
 
     times: dict[str, PlannerTimes] = key(
@@ -155,7 +155,7 @@ def _times(comparison: Comparison) -> list[Block]:
         notes.append(f"Load average before: {load[0]:.2f} on {comparison.machine['cores']} cores.")
     return [
         Heading("Plan time", aside if rounds > 1 else "one sample, so the spread is unknown"),
-        Grid(["<", ">s", "<min – max", "~what is timed"], rows),
+        TextTable(["<", ">s", "<min – max", "~what is timed"], rows),
         *notes,
     ]
 
@@ -188,4 +188,4 @@ def _plans(comparison: Comparison, plans: Mapping[str, PlannerPlan | None]) -> l
         notes.append(f"TorchRec's plan {misfit_text(theirs)}.")
     kind = "memory GiB" if ours is None else memory_title(ours.memory)
     columns = ["<planner", ">ms", "<", f">{kind}", "<fits", "~sharding"]
-    return [Heading("Plans", "both predicted by shardopt"), Grid(columns, rows), *notes]
+    return [Heading("Plans", "both predicted by shardopt"), TextTable(columns, rows), *notes]

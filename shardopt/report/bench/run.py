@@ -6,18 +6,18 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from shardopt.api.document import Document, PredictedPlan, key
+from shardopt.api.document import JsonObject, PredictedPlan, key
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.run import warmup_words
 from shardopt.bench.summary import PlanSummary, reference_rounds, summaries
 from shardopt.formatting import interval, number, percent, plural, times
-from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.report.blocks import Block, Heading, TextTable, View
 
 BUSY_CORES = 0.15
 """Cores busy with other work that are worth a warning."""
 
 
-class RunRow(Document):
+class RunRow(JsonObject):
     """A measured plan."""
 
     plan: str = key("Path as given.")
@@ -36,7 +36,7 @@ class RunRow(Document):
     predicted_interval_ms: tuple[float, float]
 
 
-class RunAnswer(Document):
+class RunAnswer(JsonObject):
     """``shardopt bench run``."""
 
     model: Any = key("This and the next two as in the rows file.")
@@ -85,7 +85,7 @@ def run_view(
     cells = [_cells(item, predicted[item.name], several=several) for item in plans]
     report: list[Block] = [
         Heading("Measured", f"ms per iteration on {over}, {count}"),
-        Grid(columns, cells),
+        TextTable(columns, cells),
         *run_words(rows, plans),
         f"Predictions use profile {hardware}, which was not fitted on these samples. Absolute "
         "times drift with the machine, so ratios are the fairer test.",

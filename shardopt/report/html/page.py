@@ -26,7 +26,7 @@ from shardopt.formatting import (
     type_mix,
 )
 from shardopt.report.advice import advice, none_saves
-from shardopt.report.blocks import Bar, Cell, Grid, Line
+from shardopt.report.blocks import Bar, Cell, Line, TextTable
 from shardopt.report.constraints import constraints, constraints_words
 from shardopt.report.explain import critical_path, in_words, single_changes, what_if
 from shardopt.report.hardware import error_words, iteration_words
@@ -88,7 +88,7 @@ def _header(answer: ExplainAnswer) -> list[Element]:
     """The name, what is predicted for, the three answers, and what they rest on."""
     answers = _time(answer), _proved(answer), _best_advice(answer)
     (_, tables), *facts_below = setting_facts(answer.setting).rows
-    facts = node("div", grid(Grid((), [("model", tables), *facts_below])), class_="facts")
+    facts = node("div", grid(TextTable((), [("model", tables), *facts_below])), class_="facts")
     title = node("h1", answer.setting.workload.name, " ", node("small", answer.plan))
     return [title, facts, node("div", *answers, class_="answers"), _caveats(answer)]
 
@@ -203,7 +203,7 @@ def _provenance(answer: ExplainAnswer) -> Element:
             node("p", f"Whole iterations on {hardware.name} {text}.")
             for text in iteration_words(hardware)
         ),
-        element(Grid(columns, rows)),
+        element(TextTable(columns, rows)),
         node("div", *sources, class_="sources"),
     )
 
@@ -235,7 +235,7 @@ def plan_section(answer: ExplainAnswer) -> Element:
     aside = f"{plural(len(rows), 'table')}; times of a table's shards alone, on the slowest rank"
     if len(answer.others) > MAX_OTHERS:
         aside += f", with the first {MAX_OTHERS} of {len(answer.others)} other plans"
-    drawn = element(Grid(columns, rows, name=PLAN_TABLE))
+    drawn = element(TextTable(columns, rows, name=PLAN_TABLE))
     return section("Plan", aside, _filters(answer.sharding_plan), drawn)
 
 

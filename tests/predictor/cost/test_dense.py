@@ -8,11 +8,11 @@ import pytest
 
 from predictor.cost.dense import (
     Bucket,
+    DenseSegment,
     DenseWork,
     Execution,
     GradientReturn,
     LookupCall,
-    Segment,
     TableUpdate,
     part_of,
     price,
@@ -44,7 +44,7 @@ def a_model(interaction: str | DcnV2 = "concat", **more: object) -> Workload:
 
 
 def total(steps: tuple[object, ...]) -> float:
-    return sum(step.cost_ms for step in steps if isinstance(step, Segment))
+    return sum(step.cost_ms for step in steps if isinstance(step, DenseSegment))
 
 
 def test_what_reads_a_lookup_waits_for_it_once() -> None:
@@ -54,7 +54,7 @@ def test_what_reads_a_lookup_waits_for_it_once() -> None:
         "ebc",
         "other",
     ]
-    waits = [step.waits for step in dense.forward if isinstance(step, Segment) and step.waits]
+    waits = [step.waits for step in dense.forward if isinstance(step, DenseSegment) and step.waits]
     assert waits == [("ebc", "other")], "only views lie between"
     kinds = [step for step in dense.backward if isinstance(step, (GradientReturn, TableUpdate))]
     assert kinds == [
@@ -96,11 +96,15 @@ def priced(program: DenseProgram, modules: tuple[str, ...], cap: float = 25.0) -
 def test_lookups_called_first_are_updated_last() -> None:
     """The latest record runs first: gradients leave while the other layer's backward runs."""
     dense = priced(sequences(), ("ec",))
-    assert [type(step).__name__ for step in dense.forward] == ["LookupCall", "Segment", "Segment"]
+    assert [type(step).__name__ for step in dense.forward] == [
+        "LookupCall",
+        "DenseSegment",
+        "DenseSegment",
+    ]
     assert [type(step).__name__ for step in dense.backward] == [
-        "Segment",
+        "DenseSegment",
         "GradientReturn",
-        "Segment",
+        "DenseSegment",
         "TableUpdate",
         "Bucket",
     ]
@@ -120,7 +124,7 @@ def test_buckets_are_sent_when_they_are_full() -> None:
     )
     dense = priced(DenseProgram(8, (), layers, ()), (), cap=2.0)
     assert [step for step in dense.backward if isinstance(step, Bucket)] == [Bucket(2**21)] * 3
-    assert [type(step).__name__ for step in dense.backward] == ["Segment", "Bucket"] * 3
+    assert [type(step).__name__ for step in dense.backward] == ["DenseSegment", "Bucket"] * 3
     assert dense.parameters == 6
 
 
@@ -133,7 +137,7 @@ def test_a_slow_host_parts_a_segment_where_it_decides() -> None:
     program = DenseProgram(8, (*[small] * 20, long), (), ())
     times = OpTimes(hardware(), "fp32")
     dense = price(program, (), times, at_once(ms=0.1))
-    assert [step.kernels for step in dense.forward if isinstance(step, Segment)] == [20, 1]
+    assert [step.kernels for step in dense.forward if isinstance(step, DenseSegment)] == [20, 1]
     quick = price(program, (), times, at_once())
     assert len(quick.forward) == 1
 
@@ -146,12 +150,12 @@ def test_compiled_models_move_less_and_graphs_are_one_launch() -> None:
     assert total(graphs.forward) == pytest.approx(total(plain.forward))
 
     def launches(dense: DenseWork) -> int:
-        return sum(step.kernels for step in dense.backward if isinstance(step, Segment))
+        return sum(step.kernels for step in dense.backward if isinstance(step, DenseSegment))
 
-    segments = [step for step in graphs.backward if isinstance(step, Segment)]
+    segments = [step for step in graphs.backward if isinstance(step, DenseSegment)]
     assert launches(graphs) == len(segments) < launches(compiled) < launches(plain)
     hosts = [
-        sum(s.host_ms for s in dense_work.backward if isinstance(s, Segment))
+        sum(s.host_ms for s in dense_work.backward if isinstance(s, DenseSegment))
         for dense_work in (graphs, plain)
     ]
     assert hosts[0] < hosts[1] / 3

@@ -13,6 +13,7 @@ from predictor.errors import InfeasibleError, InputError
 from predictor.hardware.learned import Learned
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from search.problem import RankedPlan
+from shardopt.api.document import confirmation_keys
 from shardopt.api.request import Machine
 from shardopt.api.setting import Setting, resolve
 from shardopt.bench import confirm as room
@@ -103,9 +104,10 @@ def test_the_fastest_measured_plan_wins(play: Play) -> None:
     found = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0})
     assert found.best.name == "plan 2"
     assert found.gain == pytest.approx((0.1, 0.1, 0.1))
-    data = found.as_object()
-    assert data["measured_gain"] == pytest.approx({"value": 0.1, "low": 0.1, "high": 0.1})
-    dropped = {one["plan"]: one["dropped_after"] for one in data["confirmed"]}
+    assert confirmation_keys(found)["measured_gain"] == pytest.approx(
+        {"value": 0.1, "low": 0.1, "high": 0.1}
+    )
+    dropped = {plan.name: plan.dropped_after for plan in found.plans}
     assert dropped == {"plan 1": ROUNDS, "plan 2": None, "torchrec": None}
 
 

@@ -22,11 +22,10 @@ from search.expected_gain import ExpectedGain
 from search.problem import RankedPlan, Result, ScenarioTimes
 from search.tune.advice import Advice, Advised, OtherMachine
 from search.tune.knobs import Step
-from shardopt.api.answer import Answer, plan_head
-from shardopt.api.document import ExplainAnswer, GivenPlan
+from shardopt.api.answer import Answer
+from shardopt.api.document import ExplainAnswer, GivenPlan, advice_keys, changes_keys, path_keys
 from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes, PlanChange
-from shardopt.explain.explanation import Explanation
 from shardopt.explain.waits import Cause, Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.report import explain
@@ -111,7 +110,7 @@ def an_answer(plan_data: dict[str, Any], bound_ms: float = 9.5) -> Answer:
     baselines = {"torchrec_greedy": 15.0, "greedy_size": 12.5, "random": 31.0, "even": 10.0}
     result = Result(plans, bound_ms, "work", baselines, {}, 1.25, 4321, 0)
     gain = ExpectedGain("torchrec default", 0.021, (-0.0104, 0.0496), 0.034, 128)
-    head = plan_head(setting(), 0)
+    head = setting().head(0)
     return Answer(setting(), result, tuple(predictions), head, gain=gain, advised=advised(plan))
 
 
@@ -229,10 +228,24 @@ def explanation(
     ]
     other = GivenPlan.of(plan, prediction(1.25, ranks=ranks), plan="other.json")
     given = GivenPlan.of(plan, prediction(ranks=ranks), plan="plan.json")
-    plans, found = [given, other], Explanation([wait], Changes(512, (change,)), what_if)
-    if alone:
-        plans, found = [given], Explanation([], Changes(512, ()), what_if)
-    return ExplainAnswer.explaining(setting(), plans, found)
+    changes = Changes(512, () if alone else (change,))
+    keys = {
+        "setting": setting(),
+        "lower_bound_ms": None,
+        "critical_path": path_keys(given.prediction.critical_path),
+        "host_work": {},
+        "waits": [] if alone else [wait],
+        "changes": changes_keys(plan, changes),
+        "memory_notes": [],
+        "sensitivity": what_if,
+        "deciding": [],
+        "others": [] if alone else [other],
+        "table_times": {},
+        "critical_groups": frozenset(),
+    }
+    return ExplainAnswer.model_validate(
+        {**vars(given), **setting().facts(), **advice_keys(None), **keys}
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)

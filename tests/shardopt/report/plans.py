@@ -11,8 +11,8 @@ from predictor.model.workload import Table
 from predictor.predict import predict
 from search.problem import Problem
 from shardopt.api.document import ExplainAnswer, GivenPlan
+from shardopt.api.explanation import explain_plans
 from shardopt.api.setting import Setting
-from shardopt.explain.explanation import explain_plan
 from tests.builders import a_table, a_topology, a_workload, device_bound, plan_of, table_wise
 
 NASTY = "<script>alert('t')</script>&amp;\"]]>"
@@ -52,10 +52,7 @@ def a_setting(problem: Problem) -> Setting:
 
 def explained(problem: Problem, *plans: GivenPlan) -> ExplainAnswer:
     """Explain the first of some plans, without advice."""
-    plan, *others = plans
-    rivals = {other.plan: other.sharding_plan for other in others}
-    findings = explain_plan(problem, plan.sharding_plan, plan.prediction, rivals)
-    return ExplainAnswer.explaining(a_setting(problem), plans, findings)
+    return explain_plans(a_setting(problem), plans, advise=False)
 
 
 @cache

@@ -40,7 +40,6 @@ from torchrec.types import DataType
 from predictor.errors import PlanError, ShardoptError
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_json import plan_from_dict, plan_to_dict
-from shardopt.api.answer import plan_head
 from shardopt.api.request import Machine
 from shardopt.api.setting import resolve
 from shardopt.config.write import write_model
@@ -364,7 +363,7 @@ def test_a_plan_is_for_the_device_it_was_planned_for(
     """Whatever device is here."""
     write_model(tmp_path / "model.yaml", a_workload())
     setting = resolve(tmp_path / "model.yaml", Machine(gpus=WORLD, hardware=hardware))
-    plan = replace(ONE_OF_EACH, meta=plan_head(setting, 0))
+    plan = replace(ONE_OF_EACH, meta=setting.head(0))
     theirs = to_torchrec(plan, bags(*ONE_OF_EACH.tables)).plan[""]
     specs = [table.sharding_spec for table in theirs.values() if table.sharding_spec]
     assert {s.placement.device().type for spec in specs for s in spec.shards} == {device}

@@ -6,7 +6,7 @@ import pytest
 
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.host import Kind, Piece
-from predictor.trace.simulate.overheads import Overheads
+from predictor.trace.simulate.overheads import TracedOverheads
 from predictor.trace.simulate.step import TracedHosts
 from tests.predictor.trace.handmade import PAGEABLE, Recorder
 
@@ -24,7 +24,7 @@ def one_step() -> RankTrace:
     return record.trace()
 
 
-def table(trace: RankTrace) -> Overheads:
+def table(trace: RankTrace) -> TracedOverheads:
     return TracedHosts.of([trace]).pooled()
 
 
@@ -43,4 +43,4 @@ def test_unseen_operators_take_the_shared_time() -> None:
     shared = overheads.find(Kind.T2, ("aten::unseen", "0"))
     assert shared.count == 2
     assert shared.us == pytest.approx((6 + 5) / 2)
-    assert Overheads().us(Piece(Kind.T2, ("x",), 1.0)) == 0
+    assert TracedOverheads().us(Piece(Kind.T2, ("x",), 1.0)) == 0
