@@ -59,10 +59,12 @@ test-lab: setup ## the tests of the laboratory
 SEED ?= $(shell date -u +%Y%m%d)
 NIGHTLY := SHARDOPT_SEED=$(SEED) $(PYTEST) -p tests.nightly --hypothesis-seed=$(SEED)
 test-nightly: setup ## the slow tests of both, coverage, other TorchRecs; seeds change by the day
-	$(NIGHTLY) -m slow
-	@$(MAKE) --no-print-directory test-torchrec PYTEST='$(NIGHTLY)'
+	failed=; \
+	$(NIGHTLY) -m slow || failed="$$failed slow"; \
+	$(MAKE) --no-print-directory test-torchrec PYTEST='$(NIGHTLY)' || failed="$$failed torchrec"; \
 	done=$$(SHARDOPT_SEED=$(SEED) $(BIN)/python -m tests.nightly)/coverage; test -e $$done || \
-	  { $(MAKE) --no-print-directory coverage && touch $$done; }
+	  { $(MAKE) --no-print-directory coverage && touch $$done; } || failed="$$failed coverage"; \
+	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 # Takes twice as long as `make test`. Processes that tests start or fork are not counted.
 coverage: setup ## the tests of the product, and the share of lines and branches that they run

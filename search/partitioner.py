@@ -69,7 +69,10 @@ class GreedyPartitioner:
             options: one per table, in the workload's order.
         """
         work = [float(self.costs.phases(o).sum(axis=0) @ self.weights) for o in options]
-        memory = [sum(map(sum, self.objective.bytes_of(o))) for o in options]
+        bytes_of = np.array([[*map(sum, self.objective.bytes_of(o))] for o in options], dtype=float)
+        if (bytes_of.sum(axis=0) > self.objective.caps.sum(axis=1)).any():
+            return None
+        memory = bytes_of.sum(axis=1)
         free = [not self._is_forced(option) for option in options]  # the others come first
         by_work, by_memory = (
             sorted(range(len(options)), key=lambda t: (free[t], -keys[t], t))

@@ -13,22 +13,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingPlan
-from predictor.predict import Prediction
 from shardopt import formatting
-from shardopt.api import answer, given_plans
+from shardopt.api import answer
 from shardopt.api.cache import ResultCache, versions
+from shardopt.api.document import (
+    ExplainAnswer,
+    GivenPlan,
+    PlanAnswer,
+    PredictAnswer,
+    PredictedPlan,
+)
+from shardopt.api.explanation import explain_plans
+from shardopt.api.given_plans import predict_plans
 from shardopt.api.request import MADE, Machine, PlanRequest
 from shardopt.api.setting import Setting
-from shardopt.explain.explanation import Explanation, PredictedPlan, explain_plan
 from shardopt.extras import require_packages
 from shardopt.files import atomic_write_text
 from shardopt.plan import LoadedPlan
-from shardopt.report.blocks import Grid
-from shardopt.report.explain import explain_object
+from shardopt.report.blocks import TextTable
 from shardopt.report.html.nodes import grid, text_of
 from shardopt.report.html.page import page
-from shardopt.report.plan import plan_object
-from shardopt.report.prediction import predict_view
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,15 +49,19 @@ class Answered:
     """Answer of a call, which converts to rows, JSON and a page.
 
     Args:
-        setting: the model on the machine.
+        document: what ``--json`` of the command prints.
         rows: the lines of its table; every function says what they are.
         explained: the plans of the answer, explained.
     """
 
-    setting: Setting
+    document: PlanAnswer | PredictAnswer | ExplainAnswer
     rows: Rows
-    data: dict[str, Any]
-    explained: Callable[[], Explanation]
+    explained: Callable[[], ExplainAnswer]
+
+    @property
+    def setting(self) -> Setting:
+        """Model on the machine."""
+        return self.document.setting
 
     @property
     def iteration_ms(self) -> float:
@@ -62,7 +70,7 @@ class Answered:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` of the command prints."""
-        return self.data
+        return self.document.to_dict()
 
     def to_frame(self) -> pd.DataFrame:
         """`rows` as a pandas DataFrame.
@@ -77,7 +85,7 @@ class Answered:
 
     def to_html(self) -> str:
         """The page that ``shardopt explain --html`` writes: one file, without a network."""
-        return page(self.setting, self.explained(), versions())
+        return page(self.explained(), versions())
 
     def __repr__(self) -> str:
         ranks, hardware = self.setting.topology.world_size, self.setting.hardware.name
@@ -95,7 +103,7 @@ class Answered:
 
     def _repr_html_(self) -> str:
         """`rows`, as Jupyter shows them."""
-        return text_of(grid(Grid([f"<{name}" for name in self.rows[0]], self._cells())))
+        return text_of(grid(TextTable([f"<{name}" for name in self.rows[0]], self._cells())))
 
     def _cells(self) -> list[list[str]]:
         return [
@@ -173,24 +181,21 @@ def plan(
         made_by = planned.head[MADE]
         settings = {name: value for name, value in made_by["settings"].items() if name != "model"}
         planned = replace(planned, head={**planned.head, MADE: {**made_by, "settings": settings}})
-    result, setting = planned.result, planned.setting
-    pairs = zip(result.plans, planned.predictions, strict=True)
-    rows = [_row("found_by", ranked.found_by, prediction) for ranked, prediction in pairs]
-    baselines = [{"found_by": name, "iteration_ms": ms} for name, ms in result.baselines.items()]
-    # with a plan in use the bound is of the plans near it alone
-    bound = None if result.in_use is not None else result.lower_bound_ms or None
-    best = PredictedPlan(
-        "the best plan",
-        result.best.plan,
-        planned.best,
-        bound_ms=bound,
-        constraint_costs=planned.constraint_costs,
+    document = planned.document()
+    rows = [_row("found_by", found.found_by, found) for found in document.plans]
+    rows += [{"found_by": name, "iteration_ms": ms} for name, ms in document.baselines.items()]
+    best = GivenPlan.of(
+        document.best.sharding_plan,
+        document.best.prediction,
+        plan="the best plan",
+        # with a plan in use the bound is of the plans near it alone
+        bound_ms=None if document.from_ is not None else document.lower_bound_ms or None,
+        constraints=document,
     )
     return Planned(
-        setting,
-        [{**dict.fromkeys(rows[0]), **row} for row in (*rows, *baselines)],
-        plan_object(planned),
-        lambda: explain_plan(setting.problem(), [best], setting.case()),
+        document,
+        [{**dict.fromkeys(rows[0]), **row} for row in rows],
+        lambda: explain_plans(planned.setting, [best]),
         planned,
     )
 
@@ -225,17 +230,17 @@ def predict(
         files = [] if stats is None else [stats]
         path = _model_file(model, Path(folder), files, options.get("batch_size"), capture)
         machine = Machine(**{**_as_paths(options), "gpus": gpus})
-        setting, predicted = given_plans.predict_plans(
+        document = predict_plans(
             path,
             inputs,
             machine,
             stats=[Path(file) for file in files] if isinstance(model, str | PathLike) else [],
         )
+    plans_given = document.predictions
     return Answered(
-        setting,
-        [_row("plan", item.name, item.prediction) for item in predicted],
-        dict(predict_view(setting, predicted).data),
-        lambda: explain_plan(setting.problem(), predicted, setting.case()),
+        document,
+        [_row("plan", item.plan, item) for item in plans_given],
+        lambda: explain_plans(document.setting, plans_given),
     )
 
 
@@ -250,13 +255,12 @@ def explain(
     Its rows are the plan as it is (``change`` is empty), then what would change its time:
     ``change``, ``iteration_ms``. Arguments and errors are those of `predict`.
     """
-    predicted = predict(model, plans, gpus, **options)
-    result, setting = predicted.explained(), predicted.setting
-    changes = [("", result.subject.prediction.iteration_ms)]
-    changes += [(change.words, change.iteration_ms) for change in result.changes.helpful]
-    changes += [(change.change, change.iteration_ms) for change in result.what_if]
+    document = predict(model, plans, gpus, **options).explained()
+    changes = [("", document.iteration_ms)]
+    changes += [(change.change, change.iteration_ms) for change in document.changes.found]
+    changes += [(change.change, change.iteration_ms) for change in document.sensitivity]
     rows = [{"change": words, "iteration_ms": ms} for words, ms in changes]
-    return Answered(setting, rows, explain_object(result, setting.facts()), lambda: result)
+    return Answered(document, rows, lambda: document)
 
 
 def _given_plan(plan: Any) -> ShardingPlan | Path:
@@ -273,10 +277,10 @@ def _given_plan(plan: Any) -> ShardingPlan | Path:
     )
 
 
-def _row(key: str, name: str, prediction: Prediction) -> dict[str, Any]:
-    low, high = prediction.interval_ms
-    used = max(rank.hbm_bytes for rank in prediction.memory)
-    times = {"iteration_ms": prediction.iteration_ms, "low_ms": low, "high_ms": high}
+def _row(key: str, name: str, plan: PredictedPlan) -> dict[str, Any]:
+    low, high = plan.interval_ms
+    used = max(rank.hbm_bytes for rank in plan.memory)
+    times = {"iteration_ms": plan.iteration_ms, "low_ms": low, "high_ms": high}
     return {key: name, **times, "hbm_bytes": used}
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from predictor.iteration.ranges import OutOfRange
-from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.units import GIB, format_bytes
 
@@ -35,11 +33,6 @@ KIND_WORDS = {
     "not validated": "not validated",
 }
 """Provenance kind -> what the console calls it."""
-
-
-def picked(value: object, *names: str) -> dict[str, Any]:
-    """Return attributes by name, for JSON that has them under the same names."""
-    return {name: getattr(value, name) for name in names}
 
 
 def phase_words(phase: str) -> str:
@@ -73,6 +66,7 @@ def percent(fraction: float) -> str:
     value = 100 * fraction
     if 0 < value < 0.05:
         return "< 0.1 %"
+    value = 0.0 if -0.05 < value < 0 else value
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 
@@ -106,29 +100,9 @@ def gib_number(size: float) -> str:
     return f"{size / GIB:.1f}"
 
 
-def hbm_use(memory: Sequence[RankMemory]) -> str:
-    """Return the memory that the fullest rank's process reserves at its peak, and has, in GiB."""
-    used, cap = max(map(memory_use, memory), key=lambda use: use[0] / max(use[1], 1))
-    return f"{gib_number(used)} / {gib_number(cap)}"
-
-
-def memory_title(memory: Sequence[RankMemory]) -> str:
-    """Return the title of a column of `hbm_use`."""
-    device = all(rank.peak.on_device if rank.peak else rank.hbm_cap_bytes for rank in memory)
-    return "HBM GiB" if device else "memory GiB"
-
-
 def rank_word(device: str) -> str:
     """Return the word for a rank: GPU, or rank where ranks run on CPUs."""
     return "rank" if device == "cpu" else "GPU"
-
-
-def memory_use(rank: RankMemory) -> tuple[int, int]:
-    """Return the bytes that a rank's process reserves at its peak, and those it has: of device
-    memory, or of host memory where there is none."""
-    if rank.peak is not None:
-        return rank.peak.reserved_bytes, rank.peak.capacity_bytes
-    return rank.use("HBM" if rank.hbm_cap_bytes else "DDR")
 
 
 def type_mix(plan: ShardingPlan) -> str:

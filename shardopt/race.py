@@ -176,24 +176,6 @@ class Confirmation:
             return f"Use {best.name}: measured, it gains {words} over TorchRec's plan."
         return f"Keep TorchRec's plan: measured, {best.name} gains {words}, which may be nothing."
 
-    def as_object(self) -> dict[str, Any]:
-        """``confirmed`` and ``measured_gain`` of ``shardopt plan --json``."""
-        gain = None
-        if self.gain is not None:
-            gain = dict(zip(("value", "low", "high"), self.gain, strict=True))
-        keys = ("found_by", "median_ms", "interval_ms", "dropped_after", "predicted_ms")
-        return {
-            "confirmed": [
-                {
-                    "plan": plan.name,
-                    **{key: getattr(plan, key) for key in keys},
-                    "factor": plan.factor,
-                }
-                for plan in self.plans
-            ],
-            "measured_gain": gain,
-        }
-
 
 class Sessions(Protocol):
     """Runs plans; each session builds them anew."""

@@ -15,6 +15,7 @@ from lab.pages.api import api_text
 from lab.pages.commands import flag_lines
 from lab.pages.figure import figure_of_rows
 from lab.pages.gains import gain_rows, gain_table, optimism
+from lab.pages.json_keys import json_text
 from lab.pages.model_file import model_file_text
 from lab.pages.planners_page import benchmarks_text
 from lab.pages.readme import readme_text, replace_block
@@ -59,6 +60,7 @@ PAGES: Mapping[str, Callable[[Path], str]] = {
     "docs/benchmarks.md": _benchmarks,
     "docs/api.md": lambda root: api_text(),
     "docs/commands.md": lambda root: _with_block(root, "docs/commands.md", "flags", flag_lines()),
+    "docs/json.md": lambda root: json_text(),
     "docs/model_file.md": lambda root: model_file_text(),
     "docs/measured.svg": lambda root: figure_of_rows(root / ACCURACY),
 }

@@ -12,7 +12,7 @@ from functools import cache, partial
 from itertools import pairwise
 
 from predictor import units
-from predictor.cost.dense import Bucket, LookupCall, Segment, Step, TableUpdate
+from predictor.cost.dense import Bucket, DenseSegment, LookupCall, Step, TableUpdate
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load
 from predictor.hardware.loader import load_runtime
@@ -173,7 +173,7 @@ class ExamplesBuilder(DlrmBuilder):
         """Add the backward; gradients of the top MLP leave while those of embeddings return."""
         at = _place(self.dense.backward, TableUpdate)
         for step in self.dense.backward[:at]:
-            if isinstance(step, Segment):
+            if isinstance(step, DenseSegment):
                 self._segment(step, backward=True)
             elif isinstance(step, Bucket):
                 self._reduce_bucket(step.bytes)
@@ -190,12 +190,14 @@ class ExamplesBuilder(DlrmBuilder):
                 self._lookup(exchange, group, waits, backward=True)
         steps = self.bottom.backward
         for step in steps[_place(steps, TableUpdate) :]:
-            if isinstance(step, Segment):
+            if isinstance(step, DenseSegment):
                 self._bottom_segment(step, backward=True, deps=waits)
             elif isinstance(step, Bucket) and self.bottom_ranks is None:
                 self._reduce_bucket(step.bytes)
 
-    def _bottom_segment(self, segment: Segment, *, backward: bool, deps: Sequence[Dep]) -> None:
+    def _bottom_segment(
+        self, segment: DenseSegment, *, backward: bool, deps: Sequence[Dep]
+    ) -> None:
         op = self._segment(segment, backward=backward)
         self.graph.wait(op, *deps)
         self.graph.ops[op] = replace(self.graph.ops[op], ranks=self.bottom_ranks)
@@ -206,8 +208,8 @@ def _place(steps: Sequence[Step], kind: type[LookupCall | TableUpdate]) -> int:
     return next((i for i, step in enumerate(steps) if isinstance(step, kind)), len(steps))
 
 
-def _segments(steps: Sequence[Step]) -> Iterator[Segment]:
-    return (step for step in steps if isinstance(step, Segment))
+def _segments(steps: Sequence[Step]) -> Iterator[DenseSegment]:
+    return (step for step in steps if isinstance(step, DenseSegment))
 
 
 def _bottom_gradient_bytes(workload: Workload) -> int:

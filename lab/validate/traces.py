@@ -16,7 +16,7 @@ from lab.validate.traced_products import gemm_calls, traced_profile
 from predictor.errors import ShardoptError
 from predictor.trace.events import RankTrace
 from predictor.trace.read import load_traces
-from predictor.trace.simulate.overheads import Overheads
+from predictor.trace.simulate.overheads import TracedOverheads
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedHosts, simulate_trace
 
 SUITE = SUITES["traces"]
@@ -83,7 +83,7 @@ def _single(traces_of: dict[str, Sequence[RankTrace]]) -> Iterator[ComparedRow]:
                 yield _row(name, step, step.naive_ms, NAIVE)
         other_hosts = [host.pooled() for other, host in hosts.items() if other != name]
         if other_hosts:
-            for step in simulate_trace(traces, overheads=Overheads(other_hosts)).steps:
+            for step in simulate_trace(traces, overheads=TracedOverheads(other_hosts)).steps:
                 if not step.outside:
                     yield _row(name, step, step.predicted_ms, OTHER_TRACES)
 

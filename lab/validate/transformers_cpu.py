@@ -11,6 +11,7 @@ docs/data.md describes their measurement.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from lab.transformers import (
 )
 from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
+from shardopt.files import decode, read_bytes
 from shardopt.formatting import plural
 from shardopt.measure.store import Fields, RowKind, read_rows
 
@@ -58,14 +60,6 @@ def _parse_op(cells: Fields) -> Fields:
     return {**cells, "row": row}
 
 
-ROUND = RowKind(
-    what="round",
-    keys=("round", "other_cores"),
-    parse=lambda entry: {key: entry[key] for key in (TIMES if "steps" in entry else ())},
-    fields=dict,
-    json_lines=True,
-    remedy=f"a round holds {', '.join(TIMES)}, unless other work disturbed it; delete the line",
-)
 OP = RowKind(
     what="row of ops",
     keys=("shape", "part", "kind", "sizes", "count", "reuse_kib"),
@@ -124,7 +118,18 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
         InputError: no round was undisturbed, or a line is broken.
     """
     path = rounds_file(folder, ranks)
-    rounds = read_rows(path, ROUND)
+    rounds = []
+    text = decode(read_bytes(path, "file of rounds"), path)
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            _ = entry["round"], entry["other_cores"]
+            rounds.append({key: entry[key] for key in (TIMES if "steps" in entry else ())})
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path}:{number}: not a round: {type(error).__name__}: {error}; a round holds "
+                f"{', '.join(TIMES)}, unless other work disturbed it; delete the line"
+            ) from None
     undisturbed = [each for each in rounds if each]
     if not undisturbed:
         raise InputError(f"{path}: none of its {len(rounds)} rounds was undisturbed")

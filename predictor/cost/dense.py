@@ -22,8 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.ops.op_time import CONCATENATIONS, OpCost, OpTimes, fused_chains, outer_bytes
 from predictor.hardware.schema import HardwareProfile
+from predictor.model.dense_settings import DENSE_STATES
 from predictor.model.op_calls import DenseProgram, Event, Gradient, Lookup, LookupBackward, OpCall
-from predictor.model.workload import DENSE_STATES, MeasuredDense
+from predictor.model.workload import MeasuredDense
 from predictor.units import mib
 
 Array = NDArray[np.float64]
@@ -35,7 +36,7 @@ HostCost = Callable[[int, int, int], float]
 
 
 @dataclass(frozen=True)
-class Segment:
+class DenseSegment:
     """Run of consecutive ops.
 
     Args:
@@ -82,7 +83,7 @@ class Bucket:
     bytes: int
 
 
-Step = Segment | LookupCall | GradientReturn | TableUpdate | Bucket
+Step = DenseSegment | LookupCall | GradientReturn | TableUpdate | Bucket
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class DenseWork:
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
-    optimizer: Segment
+    optimizer: DenseSegment
     parameters: int
     products: frozenset[tuple[int, int, int]] = frozenset()
     by_bytes: dict[str, int] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class DenseWork:
     def segments_ms(self) -> float:
         """Device time of forward and backward."""
         steps = (*self.forward, *self.backward)
-        return sum(step.cost_ms for step in steps if isinstance(step, Segment))
+        return sum(step.cost_ms for step in steps if isinstance(step, DenseSegment))
 
 
 def optimizer_ms(hardware: HardwareProfile, optimizer: str, parameters: ArrayLike) -> Array:
@@ -174,18 +175,18 @@ def measured_work(dense: MeasuredDense, modules: Sequence[str]) -> DenseWork:
     Lookups come before them and gradients of tables after them. Buckets of dense gradients are full
     after equal parts of the backward.
     """
-    forward = Segment("measured", dense.forward_ms, 0.0, 1, "gemm", tuple(modules))
+    forward = DenseSegment("measured", dense.measured.forward_ms, 0.0, 1, "gemm", tuple(modules))
     cap, gradient_bytes = mib(dense.bucket_cap_mb), dense.gradient_bytes
     sizes = [cap] * int(gradient_bytes // cap)
     sizes += [round(gradient_bytes - sum(sizes))] if gradient_bytes > sum(sizes) else []
-    part = Segment("measured", dense.backward_ms / max(1, len(sizes)), 0.0, 1, "gemm")
+    part = DenseSegment("measured", dense.measured.backward_ms / max(1, len(sizes)), 0.0, 1, "gemm")
     parts: list[Step] = [step for size in sizes for step in (part, Bucket(size))] or [part]
     returns: list[Step] = [GradientReturn(module) for module in reversed(modules)]
     updates: list[Step] = [TableUpdate(module) for module in reversed(modules)]
     return DenseWork(
         (*map(LookupCall, modules), forward),
         (*parts, *returns, *updates),
-        Segment("step", dense.optimizer_ms, 0.0, 1, "elementwise"),
+        DenseSegment("step", dense.measured.optimizer_ms, 0.0, 1, "elementwise"),
         0,
     )
 
@@ -267,7 +268,7 @@ class _Pricer:
         flush(*map(TableUpdate, returned), *([Bucket(gathered)] if gathered else []))
         return tuple(steps)
 
-    def optimizer(self, calls: Sequence[OpCall]) -> Segment:
+    def optimizer(self, calls: Sequence[OpCall]) -> DenseSegment:
         """Price all optimizer steps as one segment, whose host time is the runtime's.
 
         A rank that computes on its host steps one parameter after the other, in its caches.
@@ -277,11 +278,11 @@ class _Pricer:
         if calls and hardware.inline:
             ms = float(memory_ms(hardware, outer_bytes(calls)))
         kernels = max(1, sum(cost.kernels for cost in costs))
-        return Segment("step", ms, 0.0, kernels, "elementwise")
+        return DenseSegment("step", ms, 0.0, kernels, "elementwise")
 
     def segments(
         self, calls: Sequence[OpCall], waits: tuple[str, ...] = (), *, backward: bool = False
-    ) -> Iterator[Segment]:
+    ) -> Iterator[DenseSegment]:
         """Yield the ops as one segment, or as two where the host is slower (see the module)."""
         priced = [*self._priced(calls)]
         for call, cost in priced:
@@ -343,7 +344,7 @@ def part_of(path: str) -> str:
 
 def _segment(
     priced: Sequence[tuple[OpCall, OpCost]], host_ms: float, waits: tuple[str, ...]
-) -> Segment:
+) -> DenseSegment:
     names: Counter[str] = Counter()
     groups: Counter[str] = Counter()
     for call, cost in priced:
@@ -353,7 +354,7 @@ def _segment(
     (name, _), (resource, _) = names.most_common(1)[0], groups.most_common(1)[0]
     costs = [cost for _, cost in priced]
     kernels = sum(cost.kernels for cost in costs)
-    return Segment(name, sum(c.ms for c in costs), host_ms, max(1, kernels), resource, waits)
+    return DenseSegment(name, sum(c.ms for c in costs), host_ms, max(1, kernels), resource, waits)
 
 
 def _as_completed(events: Sequence[Event]) -> list[Event]:

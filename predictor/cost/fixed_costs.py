@@ -21,8 +21,8 @@ from predictor.cost.uneven_batches import sample_lengths, sequences
 from predictor.hardware.loader import load_runtime
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.captured import CapturedDense
+from predictor.model.dense_settings import LengthShares
 from predictor.model.dlrm_program import dense_program
-from predictor.model.length_shares import LengthShares
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, MeasuredDense, Workload
 from predictor.units import us
@@ -82,7 +82,7 @@ class FixedCosts:
             workload.position_weights,
             tuple(workload.ids_per_sample.items()),
         )
-        return _work_of_captured(_Captured((id(workload.dense), id(self.hardware), *sizes), self))
+        return _work_of_captured(_Captured((workload.dense, id(self.hardware), *sizes), self))
 
     @cached_property
     def uneven(self) -> float:
@@ -172,13 +172,13 @@ class _Captured:
     Workloads whose tables or exchanges differ share the priced part, which has a thousand ops.
 
     Args:
-        same: the part, its sizes and the profile; the large ones by their identity.
+        same: the part, its sizes and the profile, which is large, by its identity.
     """
 
     same: tuple[object, ...]
     costs: FixedCosts = field(compare=False)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _work_of_captured(captured: _Captured) -> DenseWork:
     return captured.costs._dense()

@@ -21,7 +21,7 @@ from predictor.cost.load_sums import Selection
 from predictor.cost.loads import KERNELS, Load
 from predictor.iteration.graph import Op, costs_nothing, error_of
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.iteration.steady_state import CompiledTimeline
+from predictor.iteration.steady_state import CompiledTimeline, compile_timeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.iteration.torchrec.sparse import Exchange
 
@@ -85,7 +85,7 @@ class PerturbedScorer:
         whole = all(op.active is None or bool(op.active.all()) for op in graph.ops)
         key = whole, *used.tolist()
         if key not in self._programs:
-            self._programs[key] = CompiledTimeline(graph, whole=whole)
+            self._programs[key] = compile_timeline(graph, whole=whole)
         times = self._programs[key].iteration_ms(graph, len(plans) * draws)
         return times * np.repeat(self.errors.shared(OVERHEADS), len(plans))
 

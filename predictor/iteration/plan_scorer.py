@@ -19,7 +19,7 @@ from predictor.cost.load_sums import CacheSums, Filled, LoadSums, Selection
 from predictor.cost.loads import LONGEST, Load, ShardLoads, filling_column
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Graph
-from predictor.iteration.steady_state import CompiledTimeline
+from predictor.iteration.steady_state import CompiledTimeline, compile_timeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.model.lookup_group import LookupGroup, group_of
 from predictor.model.plan import TablePlan
@@ -164,7 +164,7 @@ class PlanScorer:
     def _program(self, graph: Graph, used: Ints, *, whole: bool) -> CompiledTimeline:
         key = whole, *used.tolist()
         if key not in self._programs:
-            self._programs[key] = CompiledTimeline(graph, whole=whole)
+            self._programs[key] = compile_timeline(graph, whole=whole)
         return self._programs[key]
 
     def _groups_of(self, totals: Array) -> Ints:

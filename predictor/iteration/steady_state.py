@@ -10,7 +10,9 @@ minus infinity there. The results equal those of `timeline.simulate` up to round
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -365,6 +367,41 @@ class CompiledTimeline:
         grouped = arrival.reshape(-1, self.width, arrival.shape[-1])
         last = grouped.max(axis=1 if scope == "intra" else 0, keepdims=True)
         return np.broadcast_to(last, grouped.shape).reshape(arrival.shape)
+
+
+def compile_timeline(graph: Graph, *, whole: bool) -> CompiledTimeline:
+    """Return the program of a graph; graphs that differ only in costs by rank or plan share it.
+
+    Settings of a model often change such costs alone, and compiling takes longer than running.
+    """
+    ops = tuple(
+        (
+            *(op.thread, op.stream, op.host_ms, op.kernels, op.deps, op.scope, op.blocks_host),
+            *(op.active is None, op.ranks, op.fills, _constant(op), op.cost_ms.shape[-1] == 1),
+        )
+        for op in graph.ops
+    )
+    about = (graph.world_size, graph.intra_group_size, graph.inline_streams)
+    return _compiled(_Structure((whole, *about, graph.launch_latency_ms, *ops), graph))
+
+
+def _constant(op: Op) -> float | None:
+    """Return an operation's cost if all plans and ranks share it, so that it is folded in."""
+    constant = op.cost_ms.shape == (1,) and op.scope is None
+    return float(op.cost_ms[0]) if constant else None
+
+
+@dataclass(frozen=True)
+class _Structure:
+    """Cache key of a graph: all that its program depends on."""
+
+    same: tuple[Hashable, ...]
+    graph: Graph = field(compare=False)
+
+
+@lru_cache(maxsize=128)
+def _compiled(structure: _Structure) -> CompiledTimeline:
+    return CompiledTimeline(structure.graph, whole=bool(structure.same[0]))
 
 
 _NONE = np.zeros((1, 1))

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from predictor.errors import InputError, ShardoptError
+from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.units import MIB, format_bytes
-from search.improve.local_search import LocalSearch
+from search.improve.annealing import Annealer, AnnealingTask
 from search.objective import Objective
 from search.params import SearchParams
 from search.partitioner import GreedyPartitioner
@@ -30,14 +30,13 @@ from search.space.option import Option
 from search.surrogate import Surrogate
 from search.tune.knobs import PARAMETERS, Case, Step, Value, refusals, steps, turned
 from search.tune.script import script_steps
-from search.tune.trial import carry_over_plan
 
 SOURCES: tuple[Callable[[Case], Iterator[Step]], ...] = (steps, script_steps)
 """Sources of steps: settings of the model file, and settings of the training script."""
 REPLANNED = 2
 """Number of best steps that get a new search."""
-EVALUATIONS = 300
-"""Plans scored around the plan of one step, at effort 1; fewer if a plan takes long to score."""
+ROUNDS = 6
+"""Rounds of annealing from the plan of one step."""
 JOINED = 4
 """Number of best steps that are tried together."""
 NAMED_BYTES = 64 * MIB
@@ -47,7 +46,7 @@ FASTER = 2.0
 NO_TIME = "no time was left"
 ALWAYS_PRICED = 2**16
 """Tables times ranks up to which every setting is priced even after the deadline: a few seconds."""
-STEP_S, STEP_CELL_S = 0.08, 9e-6
+STEP_S, STEP_CELL_S = 0.05, 4e-6
 """Seconds to price one setting, and seconds more per table times rank, on one core of 2024.
 `reserve_s` sets time aside by them; no result depends on them."""
 FIRST = (
@@ -161,7 +160,9 @@ class Advisor:
         self.case, self.plan, self.iteration_ms = case, plan, iteration_ms
         self.effort, self.late = effort, late
         self.is_small = len(plan.tables) * case.ranks <= ALWAYS_PRICED
-        self.memory = _memory(case.problem(), plan)
+        problem = case.problem()
+        self.loads = problem.scorer.shards
+        self.memory = _memory(problem, plan)
 
     def pricing_late(self) -> bool:
         """Return True if there is no time to price another setting."""
@@ -216,7 +217,7 @@ class Advisor:
         count = min(usable_cores(), max(1, len(every)))
 
         def predicted_of(part: Sequence[Step]) -> list[tuple[ShardingPlan, float, int] | str]:
-            return [self._predicted([step], self.plan) for step in part]
+            return [self._predicted([step], self.plan, gains_only=True) for step in part]
 
         pieces = [partial(predicted_of, every[i::count]) for i in range(count)]
         parts = list(side_by_side(pieces, [self.plan]))
@@ -234,30 +235,57 @@ class Advisor:
         return case
 
     def _predicted(
-        self, chosen: Sequence[Step], plan: ShardingPlan
+        self, chosen: Sequence[Step], plan: ShardingPlan, *, gains_only: bool = False
     ) -> tuple[ShardingPlan, float, int] | str:
         """Return a plan under these steps, its ms and the bytes reserved on the fullest rank.
 
         The plan is the given one if it fits. If there is none, return the reason.
+
+        Args:
+            gains_only: leave out the check of memory, which takes longest, where the plan is no
+                faster under these steps; the bytes are then 0.
         """
         if self.pricing_late():
             return NO_TIME
         try:
-            problem = self._turned(chosen).problem()
-            fitting = _fitting(problem, plan)
-            if fitting is None:
+            case = self._turned(chosen)
+            problem = self._problem(case)
+            if plan.world_size == problem.topology.world_size:
+                ms = _time(problem, plan)
+                if gains_only and self._gain(case, ms) <= TOLERANCE:
+                    return plan, ms, 0
+                if problem.fits(plan):
+                    return plan, ms, _memory(problem, plan)
+            placed = _placed_again(problem, plan)
+            if placed is None:
                 return "no plan with it was found that fits"
-            candidate = match_plan(problem.workload, problem.topology, fitting)
-            ms = float(problem.scorer.score([candidate])[0])
-            return fitting, ms, _memory(problem, fitting)
+            return placed, _time(problem, placed), _memory(problem, placed)
         except ShardoptError as error:
             return str(error)
+
+    def _problem(self, case: Case) -> Problem:
+        """Return a case's problem; it shares the loads of shards where they stay as they are.
+
+        They depend neither on the dense part nor on the quantisation of collectives.
+        """
+        ours, problem = self.case, case.problem()
+        like = replace(case.workload, dense=ours.workload.dense, qcomm=ours.workload.qcomm)
+        if like == ours.workload and (case.hardware, case.installed) == (
+            ours.hardware,
+            ours.installed,
+        ):
+            return replace(problem, loads=self.loads)
+        return problem
+
+    def _gain(self, case: Case, ms: float) -> float:
+        """Return the share of the time per sample that goes."""
+        before = self.iteration_ms / self.case.workload.batch_size
+        return 1 - ms / case.workload.batch_size / before
 
     def _advice(
         self, chosen: Sequence[Step], case: Case, plan: ShardingPlan, ms: float, memory: int
     ) -> Advice:
-        before = self.iteration_ms / self.case.workload.batch_size
-        gain = 1 - ms / case.workload.batch_size / before
+        gain = self._gain(case, ms)
         costs = dict.fromkeys(cost for step in chosen for cost in step.costs)
         more = memory - self.memory if gain > TOLERANCE else 0
         if more >= NAMED_BYTES:
@@ -273,18 +301,21 @@ class Advisor:
         return sorted(tried, key=lambda s: (s.target is not None, order.get(s.name, len(FIRST))))
 
     def _again(self, advice: Advice) -> Advice:
-        """Replace the plan if local search finds one that is better beyond ties."""
-        problem = advice.case.problem()
-        size = len(advice.plan.tables) * problem.topology.world_size
-        evaluations = round(self.effort * EVALUATIONS * min(1.0, SearchParams.large / size / 4))
-        if self.pricing_late() or not evaluations:
+        """Replace the plan if annealing finds one that is better beyond ties."""
+        size = len(advice.plan.tables) * advice.plan.world_size
+        moves = round(self.effort * SearchParams.tie_moves)
+        if self.pricing_late() or not moves or size > SearchParams.large:
             return advice
+        problem = advice.case.problem()
         objective = Objective(problem, reduced_space(problem))
-        start = carry_over_plan(advice.plan, objective)
+        start = objective.assignment_of(advice.plan)
         if start is None:
             return advice
-        search = LocalSearch(objective, Surrogate(objective), seed=0)
-        better, ms = search.improve(start, evaluations, lambda _: self.pricing_late())
+        task = AnnealingTask(start, objective.space.options, moves, ROUNDS, seed=0)
+        plans = Annealer(objective, Surrogate(objective)).improve(
+            task, lambda _: self.pricing_late()
+        )
+        better, ms = plans[0]
         if ms >= advice.iteration_ms * (1 - TOLERANCE):
             return advice
         plan = objective.sharding_plan(better)
@@ -381,15 +412,37 @@ def _memory(problem: Problem, plan: ShardingPlan) -> int:
     return max(rank.reserved_bytes for rank in problem.peaks.peaks(plan))
 
 
-def _fitting(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
-    """Return the plan if it has these ranks and fits, else its options placed again."""
-    if plan.world_size == problem.topology.world_size and problem.fits(plan):
-        return plan
-    objective = Objective(problem, reduced_space(problem))
-    tables = (plan.tables[key] for key in objective.space.keys)
-    options = [_like(o, t) for o, t in zip(objective.space.options, tables, strict=True)]
+def _time(problem: Problem, plan: ShardingPlan) -> float:
+    candidate = match_plan(problem.workload, problem.topology, plan)
+    return float(problem.scorer.score([candidate])[0])
+
+
+def _placed_again(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
+    """Return a plan that fits, of options like those of a plan with other ranks or no room."""
+    try:
+        space = reduced_space(_of_types(problem, plan))
+    except InfeasibleError:  # a table cannot keep its type on these ranks
+        space = reduced_space(problem)
+    objective = Objective(problem, space)
+    tables = (plan.tables[key] for key in space.keys)
+    options = [_like(o, t) for o, t in zip(space.options, tables, strict=True)]
     placed = GreedyPartitioner(objective, Surrogate(objective)).place_all(options)
     return objective.sharding_plan(placed) if placed and objective.fits(placed) else None
+
+
+def _of_types(problem: Problem, plan: ShardingPlan) -> Problem:
+    """Return the problem with every table held to its sharding type in a plan."""
+    workload = problem.workload
+    tables = tuple(
+        replace(
+            table,
+            constraints=replace(
+                table.constraints, sharding_types=(plan.tables[key].sharding_type,)
+            ),
+        )
+        for key, table in zip(workload.keys, workload.tables, strict=True)
+    )
+    return replace(problem, workload=replace(workload, tables=tables))
 
 
 def _like(options: Sequence[Option], table: TablePlan) -> Option:

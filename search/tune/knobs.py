@@ -269,7 +269,7 @@ def _with(instance: Any, path: Sequence[str], value: Any) -> Any:
     return replace(instance, **{name: value})
 
 
-class QComm(Knob):
+class QCommKnob(Knob):
     """Precision of pooled embeddings, or of their gradients, on the wire."""
 
     def how(self, before: Case, after: Case, value: Any) -> str:
@@ -495,7 +495,7 @@ def _of_text(
 
 
 def _of_qcomm(way: str) -> Knob:
-    return QComm(
+    return QCommKnob(
         name=f"qcomm_{way}",
         path=f"qcomm.{way}",
         choices=PRECISIONS,

@@ -14,57 +14,45 @@ from typing import Any
 from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingPlan
-from predictor.model.plan_check import model_mismatch
-from predictor.model.plan_json import load_plan, plan_text, plan_to_dict
+from predictor.model.plan_json import plan_text, plan_to_dict
 from predictor.predict import Prediction
-from predictor.units import gib
 from search.baselines.starting_plans import TORCHREC, first_plan
 from search.constraint_costs import ConstraintCosts, price_constraints
 from search.expected_gain import ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.price import Move, MovePrice
 from search.prefer import TOLERANCE
-from search.problem import NOMINAL, PlanInUse, Problem, Progress, RankedPlan, Result, silent
+from search.problem import NOMINAL, REGRET, Problem, Progress, RankedPlan, Result, silent
 from search.stop import Stop
-from search.tune.advice import Advice, Advised, Advisor, reserve_s
-from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
-from shardopt.api.given_plans import broken, fit_plan
-from shardopt.api.older_plan import adapt_plan, read_renamed
-from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
-from shardopt.api.scenarios import ScenarioSource, read_scenarios
-from shardopt.api.setting import ModelRead, Setting, resolve
+from search.tune.advice import Advised, Advisor
+from shardopt.api.cache import ResultCache
+from shardopt.api.document import (
+    AdviceAnswer,
+    FoundPlan,
+    PlanAnswer,
+    advice_keys,
+    confirmation_keys,
+    constraint_keys,
+    move_keys,
+)
+from shardopt.api.given_plans import broken
+from shardopt.api.inputs import Inputs, read_inputs, stop_of
+from shardopt.api.request import MADE, SEARCHERS, PlanRequest
+from shardopt.api.scenarios import ScenarioSource
+from shardopt.api.setting import Setting, resolve
 from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
+from shardopt.explain.host import host_bound
 from shardopt.explain.networks import NetworkPart, network_part
-from shardopt.formatting import ms, percent, picked, points
+from shardopt.formatting import at_most, gap_of, ms, percent, points
 from shardopt.race import Confirmation
 
 TOP_K = 3
-REPORTING, MOST_REPORTING = 0.2, 0.5
-"""Shares of a time limit that are left to what follows the search: at least, and at most."""
 FREE_EFFORT, FREE_RESERVE = 0.3, 0.5
 """Search without constraints: its effort, as a share of the search's own, and the share of
 the time left that is not its."""
 CUT = ("interrupted", "time")
 """Ends of a search that another run need not repeat; the plan file says so."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """A request and what its files say.
-
-    Args:
-        in_use: the plan in use, as its file has it.
-        near: the same as the search takes it.
-        doubts: what may be wrong with the plan in use.
-    """
-
-    request: PlanRequest
-    setting: Setting
-    scenarios: ScenarioSource
-    in_use: ShardingPlan | None = None
-    near: PlanInUse | None = None
-    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,8 +109,8 @@ class Answer:
             free = self.constraint_costs is None
             where = "here; see the advice" if free else "within these constraints"
             return (
-                f"Sharding hardly matters {where}: {stakes.plans} reasonable plans are "
-                f"within {percent(stakes.spread)} of each other, too close to be told apart."
+                f"Sharding hardly matters {where}: {stakes.plans} reasonable plans differ by "
+                f"{at_most(stakes.spread)}, too little to be told apart."
             )
         if gain is None:
             return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."
@@ -143,15 +131,55 @@ class Answer:
         )
 
     @property
-    def lever(self) -> Advice | None:
-        """Best change beside the plan, where it gains more than the plan itself does."""
-        best = next(iter(self.advised.advice), None) if self.advised is not None else None
-        gained = 0.0 if self.gain is None else self.gain.mean
-        return best if best is not None and best.gain > gained else None
+    def is_interrupted(self) -> bool:
+        """The user ended the search or the measurement."""
+        measured = self.confirmation is not None and self.confirmation.interrupted
+        return measured or self.result.stopped_by == "interrupted"
 
     def plan_text(self) -> str:
         """The plan file of the best plan."""
         return _plan_file(self.result.best.plan, self.file_head)
+
+    def document(self, in_use: Path | None = None) -> PlanAnswer:
+        """The answer as it is shown.
+
+        Args:
+            in_use: path of the plan in use, as given.
+        """
+        result, best = self.result, self.best
+        regret = result.aim == REGRET and result.passed_over is not None
+        keys = {
+            "setting": self.setting,
+            "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
+            "surrogate_gap": None,
+            "plans": [
+                FoundPlan.of(p.plan, prediction, found_by=p.found_by, tables=p.plan)
+                for p, prediction in zip(result.plans, self.predictions, strict=True)
+            ],
+            "expected_gain": self.gain,
+            "sharding_matters": self.stakes is None or self.stakes.matters,
+            "verdict": self.verdict,
+            "host_bound": host_bound(best, self.setting.hardware),
+            "preferred_to": result.fastest,
+            "objective": result.aim,
+            "worst_regret": result.worst_regret,
+            "proved_regret": result.proved_regret,
+            "passed_over": (result.passed_over or 0.0) - 1 if regret else result.passed_over,
+            "notes": self.setting.notes,
+            "deciding": self.deciding,
+            "between_hosts": self.network,
+            "torchrecs": result.baseline_plans.get(TORCHREC),
+            **advice_keys(self.advised),
+            **constraint_keys(self.constraint_costs),
+            **move_keys(result, self.move, in_use),
+            **confirmation_keys(self.confirmation),
+        }
+        return PlanAnswer.model_validate({**self.head, **vars(result), **vars(best), **keys})
+
+    def advice_document(self) -> AdviceAnswer:
+        """The advice as it is shown alone."""
+        keys = {"setting": self.setting, **advice_keys(self.advised)}
+        return AdviceAnswer.model_validate({**self.head, **vars(self.result.best), **keys})
 
     @property
     def file_head(self) -> dict[str, Any]:
@@ -202,45 +230,6 @@ def _keep_torchrecs(
     return result, list(predicted)
 
 
-def stop_of(inputs: Inputs, *, interruptible: bool = False, started: float | None = None) -> Stop:
-    """The stopping rule of a request's search, which leaves time for the advice that follows."""
-    limit = inputs.request.time_limit
-    share = REPORTING
-    if limit is not None:
-        share = min(MOST_REPORTING, max(share, reserve_s(inputs.setting.case()) / limit))
-    return Stop(
-        inputs.request.effort, limit, interruptible=interruptible, reserve=share, started=started
-    )
-
-
-def read_inputs(request: PlanRequest, model: ModelRead | None = None) -> Inputs:
-    """Read the files of a request.
-
-    Args:
-        model: the content of its model file, where that is read already.
-
-    Raises:
-        InputError: one cannot be read, or they do not fit together.
-        ProfileError: there is no such hardware profile.
-    """
-    assert request.model is not None
-    old_plan = None if request.from_ is None else load_plan(request.from_)
-    setting = resolve(
-        model or request.model, request, old_plan, request.windows, strict=request.strict
-    )
-    scenarios = read_scenarios(request.scenarios, setting.hardware, setting.windows)
-    if old_plan is None:
-        return Inputs(request, setting, scenarios)
-    where = str(request.from_)
-    older = adapt_plan(old_plan, setting.workload, read_renamed(request.renamed), where=where)
-    fitting = fit_plan(older.plan, setting, where=where)
-    most = None if request.max_gib is None else gib(request.max_gib)
-    near = PlanInUse(fitting, request.max_moves, most, request.horizon or HORIZON, held=older.held)
-    doubt = model_mismatch(old_plan, setting.workload)
-    doubts = (*([doubt] if doubt else []), *older.notes)
-    return Inputs(request, setting, scenarios, old_plan, near, doubts)
-
-
 def find_answer(
     inputs: Inputs,
     stop: Stop,
@@ -252,21 +241,12 @@ def find_answer(
     Args:
         stop: of the search; what follows is left out where there is no time for it.
     """
-    request, setting = inputs.request, inputs.setting
+    seed, options = inputs.request.seed, inputs.options
     result, from_cache = find_plans(
-        replace(setting.problem(), in_use=inputs.near, aim=request.objective),
-        stop,
-        request.seed,
-        inputs.scenarios,
-        cache,
-        top_k=request.top_k,
-        tolerance=request.tie,
-        prove=request.prove,
-        searchers=request.searchers,
-        progress=progress,
+        inputs.problem, stop, seed, inputs.scenarios, cache, progress=progress, **options
     )
-    head = {**plan_head(setting, request.seed), MADE: made_by(inputs)}
-    return replace(answer_of(setting, result, head, stop), from_cache=from_cache)
+    head = {**inputs.head, MADE: inputs.made_by}
+    return replace(answer_of(inputs.setting, result, head, stop), from_cache=from_cache)
 
 
 def find_plans(
@@ -358,7 +338,8 @@ def advise_only(inputs: Inputs, stop: Stop) -> Answer:
     times = {first.found_by: first.iteration_ms}
     plans = {first.found_by: first.plan}
     result = Result((first,), 0.0, stop.reason, times, plans, stop.elapsed_s, 0, seed)
-    return with_advice(Answer(setting, result, (prediction,), plan_head(setting, seed)), stop)
+    answer = Answer(setting, result, (prediction,), inputs.head)
+    return with_advice(answer, stop, effort=0.0)
 
 
 def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
@@ -382,8 +363,12 @@ def followed_up(answer: Answer, stop: Stop) -> Answer:
     return with_advice(with_constraint_costs(answer, stop), stop)
 
 
-def with_advice(answer: Answer, stop: Stop) -> Answer:
-    """Add advice on changes beside the plan to an answer; nothing where no time is left."""
+def with_advice(answer: Answer, stop: Stop, effort: float | None = None) -> Answer:
+    """Add advice on changes beside the plan to an answer; nothing where no time is left.
+
+    Args:
+        effort: of planning again for the best changes; that of the search if None.
+    """
     if stop.is_interrupted:
         return answer
     limit = stop.time_limit_s
@@ -391,7 +376,7 @@ def with_advice(answer: Answer, stop: Stop) -> Answer:
         answer.setting.case(),
         answer.result.best.plan,
         answer.best.iteration_ms,
-        effort=stop.effort,
+        effort=stop.effort if effort is None else effort,
         late=lambda: limit is not None and stop.elapsed_s > limit,
     )
     return replace(answer, advised=advisor.advise())
@@ -414,32 +399,8 @@ def apply_advice(answer: Answer, request: PlanRequest, numbers: Sequence[int], p
     setting = resolve(
         path, replace(request, batch_size=None), None if request.gpus or request.cluster else best
     )
-    head = {**plan_head(setting, request.seed), "iteration_ms": chosen.iteration_ms}
+    head = {**setting.head(request.seed), "iteration_ms": chosen.iteration_ms}
     return _plan_file(chosen.plan, head)
-
-
-def plan_head(setting: Setting, seed: int) -> dict[str, Any]:
-    """The head of a plan file, before the times; `to_torchrec` places shards on its device."""
-    device = setting.hardware.device
-    return {**setting.facts(), "device": device, "seed": seed, "versions": versions()}
-
-
-def made_by(inputs: Inputs) -> dict[str, Any]:
-    """Return all that makes a plan, for its file: the same inputs make the same bytes.
-
-    Keys: ``settings``: `PlanRequest.settings`; ``inputs``: the SHA-256 of what was read, by what it
-    is, so that files may lie anywhere; ``code``: of the three packages; ``versions``: of what the
-    search runs on.
-    """
-    contents = inputs.setting.digests()
-    if inputs.in_use is not None:
-        contents["plan in use"] = digest(inputs.in_use)
-    return {
-        "settings": inputs.request.settings(),
-        "inputs": contents,
-        "code": code_digest(),
-        "versions": solver_versions(),
-    }
 
 
 def _plan_file(plan: ShardingPlan, head: Mapping[str, Any]) -> str:
@@ -447,45 +408,3 @@ def _plan_file(plan: ShardingPlan, head: Mapping[str, Any]) -> str:
     ranks = ("world_size", "local_world_size")
     meta = {key: value for key, value in head.items() if key not in ranks}
     return plan_text(plan_to_dict(replace(plan, meta=meta)))
-
-
-def move_object(result: Result, move: Move | None, path: Path | str | None) -> dict[str, Any]:
-    """``from`` and ``move`` of ``shardopt plan --json``; nothing without ``--from``.
-
-    Keys of ``from``:
-        plan: the path as given.
-        iteration_ms: predicted time of the plan in use.
-        misfits: why it cannot stay as it is; empty if it can.
-        max_moves: tables that could move, null for all.
-        moved: keys of the tables that differ in the best plan.
-        moved_bytes: weights and optimizer state that reach a rank which did not hold them.
-        max_bytes: that could move, null for any number.
-        horizon: steps over which a move had to pay for itself.
-
-    Keys of ``move``:
-        bytes, link_bytes: as ``moved_bytes``, in all and by link.
-        seconds: that the job stands still.
-        pays_back_after_steps: null where the plan in use is as fast.
-        both_copies_bytes: of the rank that has most to hold meanwhile.
-        in_place: TorchRec can make this move while the job runs.
-        recommended: there is a move, and it pays for itself or the plan in use cannot stay.
-        lower_bound_gain: no plan within the limits gains more, a share of the time in use.
-    """
-    in_use = result.in_use
-    if in_use is None or move is None:
-        return {}
-    after = move.pays_back_after(in_use.iteration_ms, result.best.iteration_ms)
-    return {
-        "from": {
-            "plan": str(path),
-            **picked(in_use, "iteration_ms", "misfits", "max_moves", "max_bytes", "horizon"),
-            "moved": list(move.tables),
-            "moved_bytes": move.bytes,
-        },
-        "move": {
-            **picked(move, "bytes", "link_bytes", "seconds", "both_copies_bytes", "in_place"),
-            "pays_back_after_steps": after,
-            "recommended": bool(move.tables),
-            "lower_bound_gain": max(0.0, 1 - result.lower_bound_ms / in_use.iteration_ms),
-        },
-    }

@@ -19,9 +19,9 @@ from predictor.model.plan_check import (
 from predictor.model.plan_json import load_plan
 from predictor.predict import Prediction
 from search.in_use.plan import find_broken_constraint
+from shardopt.api.document import GivenPlan, PredictAnswer
 from shardopt.api.request import MADE, Machine
 from shardopt.api.setting import Setting, refuse_outside, resolve
-from shardopt.explain.explanation import PredictedPlan
 
 
 def predict_plans(
@@ -31,7 +31,7 @@ def predict_plans(
     *,
     strict: bool = False,
     stats: Sequence[Path] = (),
-) -> tuple[Setting, list[PredictedPlan]]:
+) -> PredictAnswer:
     """Predictions of plans in one setting, in the order given.
 
     Args:
@@ -58,8 +58,11 @@ def predict_plans(
         if strict:
             refuse_outside(prediction.out_of_range, path)
         bound = None if doubts else _proved_bound(plan, setting, prediction)
-        predicted.append(PredictedPlan(path, fitting, prediction, doubts, bound))
-    return setting, predicted
+        predicted.append(
+            GivenPlan.of(fitting, prediction, plan=path, doubts=doubts, bound_ms=bound)
+        )
+    keys = {"setting": setting, "predictions": predicted}
+    return PredictAnswer.model_validate({**setting.facts(), **keys})
 
 
 def _proved_bound(plan: ShardingPlan, setting: Setting, prediction: Prediction) -> float | None:

@@ -89,6 +89,12 @@ class PlanRequest(Machine):
         return SEARCHERS if self.search == "all" else (self.search,)
 
     @property
+    def search_options(self) -> dict[str, Any]:
+        """Options of `search.solve.solve`."""
+        named = {"top_k": self.top_k, "tolerance": self.tie, "prove": self.prove}
+        return {**named, "searchers": self.searchers}
+
+    @property
     def windows(self) -> list[Path]:
         """The stats files."""
         return [Path(name) for name in (self.stats or "").split(",") if name]

@@ -23,8 +23,9 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Workload
 from search.problem import RankedPlan, Result
 from search.stop import Stop
-from shardopt.api.answer import Answer, Inputs, answer_of, find_answer
+from shardopt.api.answer import Answer, answer_of, find_answer
 from shardopt.api.given_plans import fit_plan
+from shardopt.api.inputs import Inputs
 from shardopt.api.request import MADE
 from shardopt.api.setting import Setting
 from shardopt.bench.job import Job, check_job, check_memory
@@ -50,7 +51,7 @@ from shardopt.race import (
 from shardopt.ranks.calls import CallError, CallServer
 from shardopt.ranks.hosts import Link
 from shardopt.ranks.launch import run_ranks
-from shardopt.ranks.rank import Rank, RankDiedError, Report, errors_of, join_group, prepare
+from shardopt.ranks.rank import Rank, RankDiedError, Report, Talk, errors_of, joined_ranks
 from shardopt.ranks.realtime import Runtime
 from shardopt.ranks.scratch import scratch_folder
 
@@ -236,13 +237,13 @@ def take_part(
     Args:
         traced: plans that need no further trace.
     """
-    led = LedSessions(job.workload, job.backend, folder, rank)
-    led.joined.traced |= {*traced}
-    if rank.index == 0:
-        led.joined.report = report
-    out = led.take_part(job.plans, session, [*job.plans], until)
-    led.joined.report({"kind": "out", "out": out})
-    led.joined.talk.close()
+    with joined_ranks(rank, job.backend, Runtime.PLAIN) as (device, talk):
+        led = LedSessions(job.workload, folder, rank, device, talk)
+        led.joined.traced |= {*traced}
+        if rank.index == 0:
+            led.joined.report = report
+        out = led.take_part(job.plans, session, [*job.plans], until)
+        led.joined.report({"kind": "out", "out": out})
 
 
 def traces_of(folder: Path, name: str) -> Path:
@@ -256,29 +257,27 @@ def backend_of(setting: Setting) -> str:
 
 
 class LedSessions:
-    """`shardopt.race.Sessions` on ranks that are there; the first leads, the others `follow`.
+    """`shardopt.race.Sessions` on ranks that are there; the first leads, the others follow.
 
     Args:
         folder: for the traces of each plan.
     """
 
-    def __init__(self, workload: Workload, backend: str, folder: Path, rank: Rank) -> None:
+    def __init__(
+        self, workload: Workload, folder: Path, rank: Rank, device: Any, talk: Talk
+    ) -> None:
         from shardopt.torchrec.confirming import JoinedSessions
         from shardopt.training.batch import batch_ring
         from shardopt.training.loop import Training, set_matmul_precision
 
-        self.workload, self.backend, self.rank = workload, backend, rank
-        device = prepare(rank, backend, Runtime.PLAIN)
-        join_group(rank, backend)
+        self.workload, self.rank, self.on_gpus = workload, rank, device.type == "cuda"
         set_matmul_precision(workload)
-        ring = batch_ring(workload, seed=0, rank=rank.index)
-        if device.type == "cuda":
-            ring = [batch.pin_memory() for batch in ring]
+        ring = batch_ring(workload, seed=0, rank=rank.index, pin=self.on_gpus)
 
         def make(plan: ShardingPlan, group: Any) -> Callable[[], object]:
             return Training(workload, plan, device, ring, group=group).step
 
-        self.joined = JoinedSessions(make, device, folder)
+        self.joined = JoinedSessions(make, device, talk, folder)
 
     def now(self) -> float:
         """Return the time of the first rank."""
@@ -289,16 +288,10 @@ class LedSessions:
     ) -> Mapping[str, str]:
         """See `shardopt.race.Sessions`."""
         plans = {name: race.entrants[name].plan for name in order}
-        if self.backend == "gloo":
-            job = Job(self.workload, plans, self.backend)
-            check_memory(job, available_bytes(), self.rank.local_size)
+        if not self.on_gpus:
+            check_memory(Job(self.workload, plans), available_bytes(), self.rank.local_size)
         self.joined.talk.share((plans, session, order, until))
         return run_session(self.joined, race, session, order, until)
-
-    def follow(self) -> None:
-        """Take part in the sessions of the first rank until it ends them."""
-        while (session := self.joined.talk.share(None)) is not None:
-            self.take_part(*session)
 
     def take_part(
         self, plans: Mapping[str, ShardingPlan], session: int, order: Sequence[str], until: float
@@ -311,8 +304,10 @@ class LedSessions:
 
 def follow(setting: Setting, rank: Rank) -> None:
     """Be a rank of torchrun other than the first."""
-    with errors_of(rank):
-        LedSessions(setting.workload, backend_of(setting), Path(), rank).follow()
+    backend = backend_of(setting)
+    with errors_of(rank), joined_ranks(rank, backend, Runtime.PLAIN) as (device, talk):
+        led = LedSessions(setting.workload, Path(), rank, device, talk)
+        talk.follow(lambda session: led.take_part(*session))
 
 
 @contextmanager
@@ -333,13 +328,13 @@ def sessions_of(
         backend_of(setting),
     )
     check_job(job, given_ranks=rank.world_size, joined=True)
-    led = LedSessions(setting.workload, job.backend, folder, rank)
-    try:
-        yield led
-    except ShardoptError:  # the other ranks wait for the next session
-        led.joined.talk.share(None)
-        raise
-    led.joined.talk.share(None)
+    with joined_ranks(rank, job.backend, Runtime.PLAIN) as (device, talk):
+        try:
+            yield LedSessions(setting.workload, folder, rank, device, talk)
+        except ShardoptError:  # the other ranks wait for the next session
+            talk.share(None)
+            raise
+        talk.share(None)
 
 
 def learned_from(setting: Setting, race: Race, folder: Path) -> tuple[Learned | None, list[str]]:
@@ -384,7 +379,7 @@ def confirm_answer(
 
     def plan_again(here: Setting, seconds: float) -> Result:
         stop = Stop(inputs.request.effort, seconds, interruptible=True)
-        again = find_answer(replace(inputs, setting=here), stop, None).result
+        again = find_answer(inputs.with_setting(here), stop, None).result
         return replace(again, plans=again.plans[:count])
 
     with scratch_folder() as folder, sessions_of(setting, plans, folder, rank) as sessions:

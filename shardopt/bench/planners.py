@@ -37,7 +37,7 @@ class CommandError(ShardoptError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlannerResult:
     """One planner's plan, and its prediction by shardopt; both None where there is no plan."""
 
     plan: ShardingPlan | None
@@ -65,8 +65,8 @@ class Comparison:
 
     times: dict[str, Samples]
     result: Result
-    ours: Answer
-    theirs: Answer
+    ours: PlannerResult
+    theirs: PlannerResult
     rating_ms: float | None
     machine: dict[str, object]
 
@@ -145,7 +145,7 @@ def _time_command(words: Sequence[str]) -> float:
     return seconds
 
 
-def _answer(problem: Problem, plan: ShardingPlan | None) -> Answer:
+def _answer(problem: Problem, plan: ShardingPlan | None) -> PlannerResult:
     if plan is None:
-        return Answer(None, None)
-    return Answer(plan, predict(problem.workload, problem.topology, problem.hardware, plan))
+        return PlannerResult(None, None)
+    return PlannerResult(plan, predict(problem.workload, problem.topology, problem.hardware, plan))

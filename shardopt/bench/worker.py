@@ -16,7 +16,7 @@ from typing import Any
 from shardopt.bench.job import Job
 from shardopt.measure.machine import other_cores, usage
 from shardopt.ranks.clock import steps_ms
-from shardopt.ranks.rank import Rank, Report, Talk, join_group, prepare
+from shardopt.ranks.rank import Rank, Report, Talk, joined_ranks
 from shardopt.ranks.realtime import Runtime, hasten_gloo
 
 MIN_BLOCK = 6
@@ -33,25 +33,22 @@ def run_rank(rank: Rank, report: Report, job: Job) -> None:
         report: called on rank 0 alone with what a rows file keeps: `kind` is warmup (`ms`,
             `rounds`, `settled`) or round; or with signs of life: ready, warming, and plan.
     """
-    device = prepare(rank, job.backend, job.runtime)
-    import torch.distributed as dist
-
-    join_group(rank, job.backend)
-    _Rank(job, rank, device, report if rank.index == 0 else lambda message: None).run()
-    dist.barrier()
+    with joined_ranks(rank, job.backend, job.runtime) as (device, talk):
+        heard = report if rank.index == 0 else lambda message: None
+        _Rank(job, rank, device, talk, heard).run()
 
 
 class _Rank:
     """State of a rank that measures."""
 
-    def __init__(self, job: Job, rank: Rank, device: Any, report: Report) -> None:
+    def __init__(self, job: Job, rank: Rank, device: Any, talk: Talk, report: Report) -> None:
         from shardopt.measure.reference import Reference
         from shardopt.training.batch import batch_ring
         from shardopt.training.loop import Training, set_matmul_precision
         from shardopt.training.model import build_model
 
         self.job, self.rank, self.device, self.report = job, rank.index, device, report
-        self.local_size, self.talk = rank.local_size, Talk()
+        self.local_size, self.talk = rank.local_size, talk
         set_matmul_precision(job.workload)
         rings: dict[int, Any] = {}
         self.trainings: dict[str, Training] = {}
@@ -59,9 +56,8 @@ class _Rank:
             self.report({"kind": "plan"})
             data = job.data.get(name, job.workload)
             if id(data) not in rings:
-                ring = batch_ring(data, seed=job.seed, rank=rank.index)
-                pinned = device.type == "cuda"
-                rings[id(data)] = [batch.pin_memory() for batch in ring] if pinned else ring
+                pin = device.type == "cuda"
+                rings[id(data)] = batch_ring(data, seed=job.seed, rank=rank.index, pin=pin)
             ring = rings[id(data)]
             # the same plan on other data is built once
             built = next(

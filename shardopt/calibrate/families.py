@@ -1,62 +1,35 @@
-"""All families of points, their order, and the functions that measure them.
+"""All families of points, and their order.
 
-A family has a module with its points, their measurement, and the fit of a profile's constants to
-rows. Points of one rank alone come before those of all ranks together. The tables of a given model
-come first; on a GPU its clock and its host come before them, and the products of the model's dense
-part after. Points of all other families alternate, so that a calibration whose time ends early has
-a part of each.
+Points of one rank alone come before those of all ranks together. The tables of a given model come
+first; on a GPU its clock and its host come before them, and the products of the model's dense part
+after. Points of all other families alternate, so that a calibration whose time ends early has a
+part of each.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Any
 
 from predictor.model.workload import Workload
-from shardopt.calibrate import FAMILIES, Group, collectives, host, lookups, moves, products
-from shardopt.calibrate.points import CalibrationSettings, Device, Point, Size
-from shardopt.calibrate.rows import Measurement, row_of_failure
-from shardopt.measure.sampling import Timer, timer_of
-from shardopt.ranks.realtime import Runtime, hasten_gloo
+from shardopt.calibrate import Group, collectives, host, lookups, moves, products
+from shardopt.calibrate.points import Device, Family, Point, Size
 
-ALONE: dict[str, Callable[[Point, Timer, float], list[Measurement]]] = {
-    "lookup": lookups.measure_lookup,
-    "lookup_variant": lookups.measure_lookup,
-    "lookup_dense": lookups.measure_dense_lookup,
-    "lookup_cached": lookups.measure_cached,
-    "lookup_unpooled": lookups.measure_unpooled_lookup,
-    "gemm": products.measure_gemm,
-    "product": products.measure_product,
-    "interaction": products.measure_interaction,
-    "attention": products.measure_attention,
-    "elementwise": moves.measure_elementwise,
-    "streaming": moves.measure_streaming,
-    "copy_h2d": moves.measure_copy_h2d,
-    "jagged": moves.measure_jagged,
-    "pooled": moves.measure_pooled,
-    "function": moves.measure_function,
-    "concatenation": moves.measure_concatenation,
-    "clock": host.measure_clock,
-    "host": host.measure_host,
-    "layers": host.measure_layers,
-    "optimizer": host.measure_optimizer,
+ALONE: dict[str, Family] = {
+    family.name: family for module in (host, lookups, products, moves) for family in module.FAMILIES
 }
-SHORT = 0.25
-"""Time of other points over that of a lookup, whose every sample is long."""
-GPU_SECONDS = 0.4
-"""Most seconds of a lookup on a GPU: a dozen samples agree there within 2 %."""
-COLLECTIVES_SHARE = 0.7
-"""Share of the time of all ranks together after which near-empty iterations begin."""
-PLAIN_ROUNDS = 2
-"""Factor on the rounds of collectives among plain ranks, whose times have modes: decision 0021."""
+"""Families that one rank measures."""
+GROUPS = {"iteration": Group.HOST, "collective": Group.COLLECTIVES}
+"""Groups that need the families of all ranks."""
+FIRST = ("clock", "host")
+"""Families of a GPU that every prediction needs; they take seconds."""
 
 
-def of_group(points: Sequence[Point], group: Group | None) -> list[Point]:
-    """Return the points that a group needs; all of them for None."""
-    return [point for point in points if group is None or point.family in FAMILIES[group]]
+def needs(group: Group | None, family: str) -> bool:
+    """Return True if a group needs the rows of a family; all groups together, None, need all."""
+    if group is None:
+        return True
+    return group in ALONE[family].groups if family in ALONE else GROUPS.get(family) is group
 
 
 def alone(
@@ -69,17 +42,16 @@ def alone(
         ranks: a table of the model serves the samples of so many ranks.
         gpu: the GPU to measure; None: a core.
     """
-    points: list[Point] = []
-    for family in (host, lookups, products, moves):
-        points += family.cpu_points(size) if gpu is None else family.gpu_points(size, gpu)
-    if gpu is None:
-        own = [] if model is None else lookups.model_points(model, ranks)
-        return [*own, *_alternated(points)]
-    # the points that every prediction needs take seconds
-    first = [*host.clock_points(), *(p for p in points if p.family == "host")]
-    if model is not None:
-        first += [*lookups.model_points(model, ranks), *products.model_points(model)]
-    return [*first, *_alternated([p for p in points if p.family != "host"])]
+    points = [
+        point
+        for family in ALONE.values()
+        for point in (family.cpu(size) if gpu is None else family.gpu(size, gpu))
+    ]
+    first = [] if gpu is None else [point for point in points if point.family in FIRST]
+    own = [] if model is None else lookups.model_points(model, ranks)
+    if model is not None and gpu is not None:
+        own += products.model_points(model)
+    return [*first, *own, *_alternated(points[len(first) :])]
 
 
 def together(
@@ -117,67 +89,3 @@ def _alternated(points: Sequence[Point]) -> list[Point]:
     kinds = [(point.family, *map(point.params.get, names)) for point in points]
     place = [kinds[:i].count(kind) / kinds.count(kind) for i, kind in enumerate(kinds)]
     return [points[i] for i in sorted(range(len(points)), key=lambda i: place[i])]
-
-
-def measure_alone(
-    points: Sequence[Point], device: Any, settings: CalibrationSettings, go_on: Callable[[], bool]
-) -> Iterator[Measurement]:
-    """Measure kernels point by point; a point that fails yields the row of its failure.
-
-    Args:
-        go_on: True if there is time for another point.
-    """
-    size, measures = settings.size, dict(ALONE)
-    if settings.model is not None:
-        measures["model_lookup"] = partial(lookups.measure_model_lookup, settings.model)
-    timer = timer_of(device.type)
-    # the first lookups of a process take twice as long as all later ones: none of them counts
-    lookups.measure_lookup(lookups.lookup_points(1)[0], timer, size.seconds)
-    for point in points:
-        if not go_on():
-            return
-        longest = size.seconds if device.type == "cpu" else min(size.seconds, GPU_SECONDS)
-        seconds = longest * (1.0 if "lookup" in point.family else SHORT)
-        try:
-            yield from measures[point.family](point, timer, seconds)
-        except Exception as error:
-            # raises on a device that an error has broken, where nothing more can be measured
-            timer.synchronize()
-            yield row_of_failure(point, error)
-        if device.type == "cuda":
-            # free the tables of the last point; a reference cycle may hold some of them
-            import torch
-
-            gc.collect()
-            torch.cuda.empty_cache()
-
-
-def measure_together(
-    points: Sequence[Point],
-    device: Any,
-    settings: CalibrationSettings,
-    go_on: Callable[[float], bool],
-) -> Iterator[Measurement]:
-    """Measure the points that need all ranks; every rank gets the rows.
-
-    Args:
-        go_on: True if less than a share of the time is over; collective over all ranks.
-    """
-    rounds, hosts = settings.size.rounds, settings.hosts
-    # iterations may be left for later only where other points are missing too
-    later = any(point.family == "collective" for point in points)
-    if device.type == "cpu" and settings.runtime is Runtime.TUNED:
-        hasten_gloo()
-    elif device.type == "cpu":
-        rounds *= PLAIN_ROUNDS
-    references = collectives.References(device, settings.size)
-    for family, run in groupby(points, key=lambda point: point.family):
-        of_family = list(run)
-        if family == "reference":
-            yield from references.rows(of_family)
-        elif family == "iteration":
-            in_time = partial(go_on, 1.0)
-            yield from host.measure_iterations(of_family, device, settings, in_time, later)
-        else:
-            more = partial(go_on, COLLECTIVES_SHARE)
-            yield from collectives.measure_collectives(of_family, device, rounds, hosts, more)

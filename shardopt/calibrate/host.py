@@ -5,22 +5,13 @@ thread computes framework code: ops of the iteration graph times one cost, besid
 their floors. The rest of the iteration is the latency of its collectives: the time of other
 threads, their scheduling and the wires for a small message among ranks that arrive as in training.
 
-A sample is one iteration of one rank: its period, and the compute time of its main thread (on a CPU
-it includes the backward). Lookups and products of a real model displace the content of the caches:
-framework code runs slower after a lookup than after more framework code. On a CPU the caches are
-therefore flushed in between, and the flush is not counted.
-
 They give the overheads group. Why: decisions 0010 and 0021.
 """
 
 from __future__ import annotations
 
-import gc
 import math
-import random
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,12 +28,11 @@ from predictor.model.plan import (
     ShardingPlan,
     ShardingType,
     TablePlan,
-    TablePlans,
 )
 from predictor.model.plan_check import match_plan, row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from predictor.units import GIB, MIB
+from shardopt.calibrate import Group
 from shardopt.calibrate.fitting import (
     FEWEST,
     Array,
@@ -52,33 +42,24 @@ from shardopt.calibrate.fitting import (
     non_negative,
 )
 from shardopt.calibrate.points import (
-    CalibrationSettings,
     Coordinates,
-    Device,
+    Family,
     Point,
     Size,
     sobol_points,
     whole,
 )
-from shardopt.calibrate.rows import Measurement, key_of, row_of_samples
-from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CpuTimer, Samples, Timer
-from shardopt.ranks.realtime import Runtime, hasten_gloo
+from shardopt.calibrate.rows import key_of
 
 CPU_LOOPS = ("op",)
 GPU_LOOPS = ("op", "op_on_host", "round_trip", "sync")
 """See `measure_host`."""
 MIX, MIX_LAUNCHES = 5, 3
 """Small ops in a mix, and the number of them that launch a kernel on a GPU."""
-OPS_PER_SAMPLE = 200
-"""Small ops timed together: a single one is shorter than the clock can resolve."""
-TRIPS_PER_SAMPLE = 20
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 LAYERS, WIDTH = (2, 16), (16, 1024)
-CLOCK_BYTES, CLOCK_KERNELS = 4096, 40
-"""Bytes of a tiny kernel, and its number of runs; see `measure_clock`."""
 DEPTHS = (2, 32)
 """Numbers of tiny layers; the difference of their times is the host's time of the layers."""
-TINY_WIDTH, TINY_BATCH = 8, 8
 LAYER_KERNELS, LAYER_OPS = 6, 6 * HOST_OPS["op"] + 6 * HOST_OPS["view"]
 """Kernels and ops of a linear layer with its ReLU, forward and backward."""
 
@@ -99,12 +80,6 @@ PLANS = ("dp", "tw", "rw", "cw", "tw+rw", "tw+dp", "tw+rw+cw", "tw+rw+cw+dp")
 MANY = ("tw", "rw")
 PREFETCHED = ("tw", "tw+rw+dp")
 TABLES, MANY_TABLES = 8, 24
-CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
-BLOCK = 6
-"""Iterations a model in a round, after one that lines the ranks up."""
-WARM_UP_ROUNDS = 3
-FEWEST_ROUNDS = 3
-"""Fewest measured rounds of every model, also where the time is over."""
 LATENCIES: tuple[tuple[Op, ...], ...] = (
     ("all_to_all",),
     ("all_reduce",),
@@ -119,36 +94,30 @@ measured: 18 steps on one H100 and one H200 (TorchRec 1.7, 2026-11), one of ten 
 OP_COSTS = ("op_us", "layer_op_us", "iteration_us")
 """Main thread's time of one op of TorchRec's stages in the iteration graph, of one op around a
 dense layer, and of the work outside all stages."""
+OVERHEADS = (*OP_COSTS, "launch_us", "sync_us", "collective_us")
+"""The same, and the host's time of a launch, of reading from the device, and of a collective."""
+COUNTED = (*OVERHEADS, "launch_latency_us", "batch_us")
+"""Constants of the overheads that add to an iteration."""
 
 
 # Points.
 
 
-def cpu_points(size: Size) -> list[Point]:
-    """Return the points of one core: small ops, layers, steps of dense optimizers."""
+def _loops(loops: Sequence[str]) -> list[Point]:
+    return [Point("host", {"what": loop}) for loop in loops]
+
+
+def _step_points(size: Size) -> list[Point]:
+    """Return the steps of dense optimizers."""
 
     def step(op: str, u: Coordinates, _: int) -> dict[str, Any]:
         return {"op": op, "layers": whole(u[0], LAYERS), "width": whole(u[1], WIDTH)}
 
     return [
-        *(Point("host", {"what": loop}) for loop in CPU_LOOPS),
-        *(Point("layers", {"depth": depth}) for depth in DEPTHS),
-        *(
-            p
-            for op in OPTIMIZERS
-            for p in sobol_points("optimizer", size.ops, 2, partial(step, op))
-        ),
+        point
+        for op in OPTIMIZERS
+        for point in sobol_points("optimizer", size.ops, 2, partial(step, op))
     ]
-
-
-def gpu_points(size: Size, device: Device) -> list[Point]:
-    """Return the points of a GPU's host, the same for all sizes."""
-    return [Point("host", {"what": loop}) for loop in GPU_LOOPS]
-
-
-def clock_points() -> list[Point]:
-    """Return the point of a GPU's clock, to measure before its kernels."""
-    return [Point("clock", {})]
 
 
 def iteration_points(ranks: int, **among: Any) -> list[Point]:
@@ -216,249 +185,17 @@ def _table_plan(kind: str, index: int, ranks: int) -> TablePlan:
     return TablePlan(SHARDING[kind], kernel, tuple(shards[kind]))
 
 
-# Measurement.
-
-
-def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure the mean host time of one repeat in a loop.
-
-    ``op``: a small op recorded for the backward, over a mix of five. ``op_on_host``: the same on
-    host tensors, with the same framework code and no launch. ``round_trip``: an op and waiting
-    until the device has done it. ``sync``: reading a value from an idle device.
-    """
-    import torch
-
-    loop = point.params["what"]
-    device = "cpu" if loop == "op_on_host" else timer.device
-    x = torch.ones(8, device=device, requires_grad=loop in ("op", "op_on_host"))
-
-    def trips() -> None:
-        for _ in range(TRIPS_PER_SAMPLE):
-            torch.add(x, 1.0)
-            timer.synchronize()
-
-    def reads() -> None:
-        for _ in range(TRIPS_PER_SAMPLE):
-            x[0].item()
-
-    calls: dict[str, tuple[int, Callable[[], object]]] = {
-        "op": (OPS_PER_SAMPLE, lambda: _mix(x)),
-        "op_on_host": (OPS_PER_SAMPLE, lambda: _mix(x)),
-        "round_trip": (TRIPS_PER_SAMPLE, trips),
-        "sync": (TRIPS_PER_SAMPLE, reads),
-    }
-    repeats, call = calls[loop]
-    clock = timer if timer.device == "cpu" else HostTimer(timer)
-    times = clock.samples(call, seconds).seconds
-    facts: dict[str, Any] = {}
-    if loop == "op" and timer.device == "cuda":
-        facts |= {"device": _device(), "threads": torch.get_num_threads()}
-    return [row_of_samples(point, Samples(tuple(t / repeats for t in times)), **facts)]
-
-
-def measure_clock(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure a tiny kernel between two events; its fact is the kernel's own time.
-
-    Events add some 2.4 us on an H200 (a kernel of 1.2 us measures 3.6). In a step the next kernel
-    starts meanwhile.
-    """
-    import torch
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    kind = timer.device.upper()
-    x = torch.ones(CLOCK_BYTES // 4, device=timer.device)
-    samples = timer.samples(lambda: torch.add(x, 1.0), seconds)
-    with profile(activities=[getattr(ProfilerActivity, kind)]) as recorded:
-        for _ in range(CLOCK_KERNELS):
-            torch.add(x, 1.0)
-        timer.synchronize()
-    # launches by the host are recorded as well
-    kernels = [
-        event.time_range.elapsed_us()
-        for event in recorded.events()
-        if event.device_type == getattr(DeviceType, kind)
-    ]
-    facts = {"kernel_us": round(statistics.median(kernels), 3)} if kernels else {}
-    return [row_of_samples(point, samples, **facts)]
-
-
-def _device() -> dict[str, float]:
-    """Return the properties of the current GPU; ``l2_mib`` is 0 if unknown."""
-    import torch
-
-    about = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {
-        "sms": about.multi_processor_count,
-        "memory_gib": round(about.total_memory / GIB, 2),
-        "l2_mib": getattr(about, "L2_cache_size", 0) / MIB,
-    }
-
-
-class HostTimer(CpuTimer):
-    """Timer of the host's work while the device runs behind it."""
-
-    def __init__(self, device: Timer) -> None:
-        super().__init__(flush_bytes=0)
-        self._device = device
-
-    def flush(self) -> None:
-        """Let the device finish, so that no full queue stops the host."""
-        self._device.synchronize()
-
-
-def _mix(x: Any) -> None:
-    import torch
-
-    for _ in range(OPS_PER_SAMPLE // MIX):
-        y = torch.add(x, 1.0)
-        z = torch.cat((y, y))
-        a, _ = torch.split(z, 8)
-        torch.relu(a)
-        a.view(2, 4)
-
-
-def measure_layers(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure forward and backward of linear layers with ReLU that compute next to nothing."""
-    import torch
-
-    layers: list[Any] = []
-    for _ in range(point.params["depth"]):
-        layers += [torch.nn.Linear(TINY_WIDTH, TINY_WIDTH), torch.nn.ReLU()]
-    model = torch.nn.Sequential(*layers).to(timer.device)
-    x = torch.ones(TINY_BATCH, TINY_WIDTH, device=timer.device, requires_grad=True)
-
-    def step() -> None:
-        for parameter in model.parameters():
-            parameter.grad = None
-        model(x).sum().backward()
-
-    return [row_of_samples(point, timer.samples(step, seconds))]
-
-
-def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure an optimizer step of square layers; facts: number of tensors and of elements."""
-    import torch
-
-    from shardopt.torchrec.capture.step import DENSE_OPTIMIZERS
-
-    width = point.params["width"]
-    shapes = [(width, width), (width,)] * point.params["layers"]
-    weights = [torch.nn.Parameter(torch.ones(shape, device=timer.device)) for shape in shapes]
-    for weight in weights:
-        weight.grad = torch.full_like(weight, 1e-3)
-    optimizer = DENSE_OPTIMIZERS[point.params["op"]](weights, lr=0.01)
-    elements = sum(weight.numel() for weight in weights)
-    samples = timer.samples(optimizer.step, seconds)
-    return [row_of_samples(point, samples, tensors=len(weights), elements=elements)]
-
-
-def measure_iterations(
-    points: Sequence[Point],
-    device: Any,
-    settings: CalibrationSettings,
-    go_on: Callable[[], bool] = lambda: True,
-    later: bool = False,
-) -> Iterator[Measurement]:
-    """Measure rows ``wall`` and ``cpu`` of every point; collective over all ranks.
-
-    Models alternate in one process group.
-
-    Args:
-        go_on: True if there is time for another round; the same on every rank.
-        later: without time for the fewest rounds give no rows; False: measure them anyway.
-    """
-    import torch.distributed as dist
-
-    from shardopt.training.batch import batch_ring
-    from shardopt.training.loop import Training
-
-    trainings = []
-    for point in points:
-        if later and not go_on():
-            return
-        workload, plan = near_empty(point.params)
-        ring = batch_ring(workload, rank=dist.get_rank())
-        if device.type == "cuda":
-            ring = [batch.pin_memory() for batch in ring]
-        trainings.append(Training(workload, plan, device, ring))
-    flush = _Flush(CpuTimer(BRIEF_FLUSH_BYTES))
-    if device.type == "cpu":
-        # the host of a GPU runs nothing but framework code
-        for training in trainings:
-            flush.between(training.model)
-    if settings.runtime is Runtime.TUNED:
-        hasten_gloo()
-        gc.collect()
-        gc.freeze()
-    spent: list[list[Array]] = [[] for _ in points]
-    for round_ in range(WARM_UP_ROUNDS + settings.size.iteration_rounds):
-        enough = round_ >= WARM_UP_ROUNDS + FEWEST_ROUNDS
-        if (enough or later) and not go_on():
-            if not enough:
-                return
-            break
-        gc.collect()
-        order = list(range(len(points)))
-        # the same on every rank
-        random.Random(round_).shuffle(order)
-        for i in order:
-            times = _block(trainings[i], device, flush)
-            if round_ >= WARM_UP_ROUNDS:
-                spent[i].append(times)
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, spent)
-    for i, point in enumerate(points):
-        facts = {"types": len(point.params["plan"].split("+")), "block": BLOCK}
-        seconds = np.concatenate([block for rank in ranks for block in rank[i]])
-        for clock, samples in zip(CLOCKS, seconds.T.tolist(), strict=True):
-            yield row_of_samples(point, Samples(tuple(samples)), clock, **facts)
-
-
-def _now() -> Array:
-    return np.array([clock() for clock in CLOCKS.values()])
-
-
-class _Flush:
-    """Hook that empties the caches in the middle of an iteration and sums the time of this."""
-
-    def __init__(self, timer: CpuTimer) -> None:
-        self.timer = timer
-        self.spent = np.zeros(len(CLOCKS))
-
-    def between(self, model: Any) -> None:
-        """Flush before and after the lookups, and between both backwards."""
-        model.register_forward_pre_hook(self._run)
-        model.top.register_forward_pre_hook(self._run)
-        model.top.register_full_backward_hook(self._run)
-
-    def _run(self, *_: object) -> None:
-        before = _now()
-        self.timer.flush()
-        self.spent += _now() - before
-
-
-def _block(training: Any, device: Any, flush: _Flush) -> Array:
-    """Time a block of iterations without barriers, ``[iterations, clocks]``, less the flushes.
-
-    The first iteration is left out: ranks enter it together, and later ones from the one before. A
-    GPU runs behind the host, so that only a whole block can be timed.
-    """
-    import torch
-    import torch.distributed as dist
-
-    dist.barrier()
-    training.step()
-    marks = [_now() - flush.spent]
-    each = BLOCK if device.type == "cuda" else 1
-    for i in range(BLOCK):
-        training.step()
-        if (i + 1) % each:
-            continue
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        marks.append(_now() - flush.spent)
-    return np.diff(marks, axis=0) / each
+FAMILIES = (
+    Family("clock", (Group.EMBEDDING, Group.GEMM), gpu=lambda *_: [Point("clock", {})]),
+    Family(
+        "host",
+        (Group.HOST,),
+        cpu=lambda _: _loops(CPU_LOOPS),
+        gpu=lambda *_: _loops(GPU_LOOPS),
+    ),
+    Family("layers", cpu=lambda _: [Point("layers", {"depth": depth}) for depth in DEPTHS]),
+    Family("optimizer", cpu=_step_points),
+)
 
 
 # Fit of CPU ranks.
@@ -478,18 +215,15 @@ def fit_cpu(draft: CalibratedProfile) -> tuple[CalibratedProfile, dict[str, floa
     if len(cpu) < FEWEST:
         return (draft.kept("iteration") if cpu else draft), None
     layer_op_us = _layer_op_us(draft)
-    counts = np.array([_counts(row.point.params, draft.profile) for row in cpu])
+    counts = np.array([_cpu_counts(row.point.params, draft.profile) for row in cpu])
     ops, kernels_us, messages = counts[:, :3], counts[:, 3], counts[:, 4:]
     main_us = np.array([row.median_us for row in cpu])
-    errors = []
-    for i in range(len(cpu)):
-        rest = np.arange(len(cpu)) != i
-        costs = _op_costs(ops[rest], (main_us - kernels_us)[rest], layer_op_us)
-        errors.append((ops[i] @ costs + kernels_us[i]) / main_us[i] - 1.0)
-    costs = _op_costs(ops, main_us - kernels_us, layer_op_us)
-    held_out = HeldOut(np.array(errors), len(cpu) - 1)
-    draft = draft.constants("overheads", **dict(zip(OP_COSTS, costs.tolist(), strict=True)))
-    draft = draft.error("host", held_out).measured("overheads", cpu, held_out)
+
+    def fit(chosen: Any) -> Array:
+        return _op_costs(ops[chosen], (main_us - kernels_us)[chosen], layer_op_us)
+
+    draft, held_out = _fit_op_costs(draft, fit, ops, kernels_us, main_us)
+    draft = draft.measured("overheads", cpu, held_out)
     wholes = {key_of(row.point): row.median_us for row in wall}
     # other pipelines hide part of the latency
     usable = [row.point.params["pipeline"] == "base" and key_of(row.point) in wholes for row in cpu]
@@ -500,6 +234,24 @@ def fit_cpu(draft: CalibratedProfile) -> tuple[CalibratedProfile, dict[str, floa
     latency_us = non_negative(messages, np.maximum((whole_us - main_us)[usable], 1.0))
     latencies = zip(LATENCIES, latency_us.tolist(), strict=True)
     return draft, {op: us for alike, us in latencies for op in alike}
+
+
+def _fit_op_costs(
+    draft: CalibratedProfile, fit: Callable[[Any], Array], ops: Array, rest_us: Array, us: Array
+) -> tuple[CalibratedProfile, HeldOut]:
+    """Put the fitted `OP_COSTS` into the profile; the error of each row is of a fit on all others.
+
+    Args:
+        fit: costs by the rows of an index.
+        ops: ``[rows, costs]``.
+        rest_us: time of other work in each row.
+        us: measured.
+    """
+    every = np.arange(len(us))
+    predicted = [ops[i] @ fit(every != i) + rest_us[i] for i in every]
+    held_out = HeldOut(np.array(predicted) / us - 1.0, len(us) - 1)
+    costs = dict(zip(OP_COSTS, fit(every).tolist(), strict=True))
+    return draft.constants("overheads", **costs).error("host", held_out), held_out
 
 
 def _fit_steps(draft: CalibratedProfile) -> CalibratedProfile:
@@ -536,59 +288,63 @@ def _op_costs(ops: Array, times_us: Array, layer_op_us: float | None) -> Array:
     return np.array([op_us, layer_op_us, iteration_us])
 
 
-def _counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
-    """Count the work of the busiest rank in one iteration.
+def _work_us(
+    params: dict[str, Any], profile: HardwareProfile, **costs: float
+) -> tuple[float, float, float, float]:
+    """Count the work of the busiest rank in one iteration, in microseconds.
+
+    Args:
+        costs: constants of the overheads; all others are 0.
 
     Returns:
-        Ops of each of `OP_COSTS`, the time of kernels in microseconds, and messages of each of
-        `LATENCIES`.
+        The host's work; kernels, which on a CPU run in the host's thread; messages; and the host's
+        waiting for the device.
     """
-    embedding = profile.embedding
-    if isinstance(embedding, CpuEmbedding):
-        # the constants of a table were not fitted on tables with next to no ids
-        embedding = embedding.model_copy(update={"forward_table_us": 0.0, "backward_table_us": 0.0})
-    nothing = {**dict.fromkeys((*OP_COSTS, "collective_us"), 0.0), "step_us": {}}
+    nothing: dict[str, Any] = {**dict.fromkeys(COUNTED, 0.0), "step_us": {}}
+    overheads = profile.overheads.model_copy(update={**nothing, **costs})
+    profile = profile.model_copy(update={"overheads": overheads})
     workload, plan = near_empty(params)
+    memory = {"hbm_bytes": profile.hbm_bytes, "ddr_bytes": profile.ddr_bytes}
+    topology = Topology.uniform(plan.world_size, plan.local_world_size, **memory)
+    scorer = PlanScorer(workload, topology, profile)
+    graph = scorer.graph(scorer.totals(match_plan(workload, topology, plan))[None])
+    there = [op for op in graph.ops if op.active is None or op.active.all()]
+    sums = [
+        sum(float(np.max(op.cost_ms)) for op in there if chosen(op))
+        for chosen in (
+            lambda op: op.resource != "collectives",
+            lambda op: op.resource == "collectives",
+            lambda op: op.stream == "host",
+        )
+    ]
+    host, kernels, messages, waiting = (
+        ms / units.us(1.0) for ms in (sum(op.host_ms for op in there), *sums)
+    )
+    return host, kernels, messages, waiting
 
-    def spent_us(*costs: str, messages: Sequence[Op] = ()) -> tuple[float, float, float]:
-        """Sum host, kernels and collectives with a microsecond for each of these costs."""
-        overheads = profile.overheads.model_copy(update={**nothing, **dict.fromkeys(costs, 1.0)})
+
+def _cpu_counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
+    """Count ops of each of `OP_COSTS`, the time of kernels in us, and messages of `LATENCIES`."""
+    links, changed = profile.collectives, dict[str, Any]()
+    if isinstance(profile.embedding, CpuEmbedding):
+        # the constants of a table were not fitted on tables with next to no ids
+        no_tables = {"forward_table_us": 0.0, "backward_table_us": 0.0}
+        changed["embedding"] = profile.embedding.model_copy(update=no_tables)
+
+    def with_latency(ops: Sequence[str] = ()) -> HardwareProfile:
+        """Return the profile with messages of a microsecond for these collectives alone."""
         curves = {
-            op: Curve(latency_us=float(op in messages), edge_mib=(0.0,), us_per_mib=(1e-9,))
+            op: Curve(latency_us=float(op in ops), edge_mib=(0.0,), us_per_mib=(1e-9,))
             for op in OPS
         }
-        links = profile.collectives
         wires = {n: getattr(links, n).model_copy(update=curves) for n in ("intra", "inter")}
-        changed = {
-            "overheads": overheads,
-            "embedding": embedding,
-            "collectives": links.model_copy(update=wires),
-        }
-        scorer, candidate = _scorer(workload, plan, profile.model_copy(update=changed))
-        graph = scorer.graph(scorer.totals(candidate)[None])
-        there = [op for op in graph.ops if op.active is None or op.active.all()]
-        spent = {True: 0.0, False: 0.0}
-        for op in there:
-            spent[op.resource == "collectives"] += float(np.max(op.cost_ms))
-        host, us = sum(op.host_ms for op in there), units.us(1.0)
-        return host / us, spent[False] / us, spent[True] / us
+        return profile.model_copy(update={**changed, "collectives": links.model_copy(update=wires)})
 
-    host = [spent_us(cost) for cost in OP_COSTS]
-    messages = [spent_us(messages=ops)[2] for ops in LATENCIES]
-    return [*(times[0] for times in host), host[0][1], *messages]
-
-
-def _scorer(
-    workload: Workload, plan: ShardingPlan, profile: HardwareProfile
-) -> tuple[PlanScorer, TablePlans]:
-    """Return the scorer of a model on a device, and the plan in the scorer's form."""
-    topology = Topology.uniform(
-        plan.world_size,
-        plan.local_world_size,
-        hbm_bytes=profile.hbm_bytes,
-        ddr_bytes=profile.ddr_bytes,
+    hosts, kernels, _, _ = zip(
+        *(_work_us(params, with_latency(), **{cost: 1.0}) for cost in OP_COSTS), strict=True
     )
-    return PlanScorer(workload, topology, profile), match_plan(workload, topology, plan)
+    messages = [_work_us(params, with_latency(alike))[2] for alike in LATENCIES]
+    return [*hosts, kernels[0], *messages]
 
 
 # Fit of a GPU.
@@ -627,43 +383,25 @@ def fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
         note = "; ops of the host as in the base profile: no iterations were run"
         return draft.measured("overheads", draft.of("host"), HeldOut(np.zeros(0), 0), also=note)
     # near-empty iterations wait for the host alone, whose costs add up
-    counts = np.array([_host_counts(row.point.params, draft.profile) for row in rows])
+    counts = np.array([_gpu_counts(row.point.params, draft.profile) for row in rows])
     whole_us = np.array([row.median_us for row in rows])
     overheads = draft.profile.overheads
     known_us = counts[:, 3:] @ [overheads.launch_us, overheads.sync_us, overheads.collective_us]
 
-    def costs_of(chosen: Array) -> Array:
+    def fit(chosen: Any) -> Array:
         rest = np.maximum(whole_us[chosen] - known_us[chosen], 1.0)
         return non_negative(counts[chosen, :3] / whole_us[chosen, None], rest / whole_us[chosen])
 
-    errors = []
-    for i in range(len(rows)):
-        predicted = counts[i, :3] @ costs_of(np.arange(len(rows)) != i) + known_us[i]
-        errors.append(predicted / whole_us[i] - 1.0)
-    costs = dict(zip(OP_COSTS, costs_of(np.full(len(rows), True)).tolist(), strict=True))
-    held_out = HeldOut(np.array(errors), len(rows) - 1)
+    draft, held_out = _fit_op_costs(draft, fit, counts[:, :3], known_us, whole_us)
     threads = next((r.facts["threads"] for r in draft.of("host") if "threads" in r.facts), None)
-    draft = draft.constants("overheads", **costs, threads=threads).error("host", held_out)
+    draft = draft.constants("overheads", threads=threads)
     note = "" if threads is None else f"; a process of {threads} OpenMP threads"
     draft = draft.measured("overheads", [*draft.of("host"), *rows], held_out, also=note)
     error = math.hypot(draft.profile.overheads.rel_error, WHOLE_STEPS_ERROR)
     return draft.constants("overheads", rel_error=round(error, 4))
 
 
-def _host_counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
+def _gpu_counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
     """Count an iteration's ops of each of `OP_COSTS`, launches, syncs and collectives."""
-    nothing = dict.fromkeys(
-        (*OP_COSTS, "launch_us", "launch_latency_us", "sync_us", "collective_us", "batch_us"), 0.0
-    )
-    workload, plan = near_empty(params)
-    counts = []
-    for cost in (*OP_COSTS, "launch_us", "sync_us", "collective_us"):
-        overheads = profile.overheads.model_copy(update={**nothing, "step_us": {}, cost: 1.0})
-        changed = profile.model_copy(update={"overheads": overheads})
-        scorer, candidate = _scorer(workload, plan, changed)
-        graph = scorer.graph(scorer.totals(candidate)[None])
-        there = [op for op in graph.ops if op.active is None or op.active.all()]
-        waiting = sum(float(np.max(op.cost_ms)) for op in there if op.stream == "host")
-        host = sum(op.host_ms for op in there)
-        counts.append((waiting if cost == "sync_us" else host) / units.us(1.0))
-    return counts
+    spent = {cost: _work_us(params, profile, **{cost: 1.0}) for cost in OVERHEADS}
+    return [spent[cost][3 if cost == "sync_us" else 0] for cost in OVERHEADS]

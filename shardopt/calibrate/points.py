@@ -112,6 +112,22 @@ class Point:
     test: bool = False
 
 
+@dataclass(frozen=True)
+class Family:
+    """Declaration of a family of points that one rank measures; `kernels` runs them.
+
+    Args:
+        groups: groups of constants that need its rows.
+        cpu: points of a core.
+        gpu: points of a GPU, within its memory.
+    """
+
+    name: str
+    groups: tuple[Group, ...] = ()
+    cpu: Callable[[Size], list[Point]] = lambda size: []
+    gpu: Callable[[Size, Device], list[Point]] = lambda size, device: []
+
+
 def sobol(count: int, dims: int) -> Coordinates:
     """Return the first points of a Sobol sequence in [0, 1), ``[count, dims]``; deterministic."""
     from scipy.stats import qmc

@@ -23,9 +23,9 @@ from predictor.hardware.schema import HardwareProfile, Verdict
 from predictor.learn import evidence
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import Constraints, MeasuredDense, Workload
+from predictor.model.workload import Constraints, DenseTimes, MeasuredDense, Workload
 from predictor.trace.phases import Measured
-from shardopt.calibrate import FAMILIES, Group, gpu_lookups, host, lookups, moves, products
+from shardopt.calibrate import Group, families, gpu_lookups, host, lookups, moves, products
 from shardopt.calibrate.collectives import fit_links, issue_us
 from shardopt.calibrate.fitting import (
     FEWEST,
@@ -78,7 +78,7 @@ def build_profile(
         InputError: there are no rows.
     """
     wiring = Wiring(ranks, hosts, link_gbit_s)
-    used = [row for row in rows if only is None or row.point.family in FAMILIES[only]]
+    used = [row for row in rows if families.needs(only, row.point.family)]
     accepted = accept(row for row in used if _of_wiring(row, wiring))
     draft = CalibratedProfile(accepted.rows, origin, wiring, base, base)
     draft = _fit_cpu(draft) if base.inline else _fit_gpu(draft)
@@ -143,7 +143,7 @@ def _evidence(hardware: HardwareProfile, model: Workload, row: Measurement) -> l
     """Compare a measured lookup with its prediction; empty if the profile predicts none."""
     p, key = row.point.params, row.point.params["table"]
     table = replace(model.tables[model.keys.index(key)], constraints=Constraints())
-    no_dense = MeasuredDense(1, 0.0, 0.0, 0.0, 0)
+    no_dense = MeasuredDense(DenseTimes(1, 0.0, 0.0, 0.0, 0.0))
     alone = Workload(model.name, p["batch_size"] * p["ranks"], (table,), no_dense)
     shard = Shard(0, (0, 0), (table.num_embeddings, table.embedding_dim))
     whole = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))

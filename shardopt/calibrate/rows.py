@@ -190,11 +190,16 @@ class CalibrationRows(RowsFile[Measurement]):
         super().__init__(path, _kind(origin))
         self.origin = origin
 
-    def has(self, point: Point) -> bool:
-        """Return True if every part of the point is there, or the row of its failure."""
-        keys = {row.key for row in self.rows}
+
+def missing(rows: Iterable[Measurement], points: Iterable[Point]) -> list[Point]:
+    """Return the points without a row of their failure that lack a row of some part."""
+    keys = {row.key for row in rows}
+
+    def complete(point: Point) -> bool:
         parts = PARTS.get(point.family, ("",))
         return key_of(point) in keys or all(key_of(point, part) in keys for part in parts)
+
+    return [point for point in points if not complete(point)]
 
 
 def read_rows(path: Path) -> tuple[Origin, list[Measurement]]:

@@ -1,10 +1,9 @@
 """Measures a machine: runs the missing points in ranks, and saves each row as it comes.
 
-Ranks are new processes, or those that torchrun has started, perhaps on several hosts. Under
-torchrun the first rank measures the kernels, keeps the rows and lists the missing points; the
-others wait, and join the measurements of all ranks. Points whose rows are doubtful are measured
-once more, at the end. A calibration with a limit stops at it, and the same command goes on from
-there.
+Ranks are processes started here, or those that torchrun has started, perhaps on several hosts. The
+first rank measures the kernels and leads; the others wait, and join the measurements of all ranks.
+Points whose rows are doubtful are measured once more, at the end. A calibration with a limit stops
+at it, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import chain, repeat
-from typing import Any
 
 from predictor import units
 from predictor.errors import InputError
@@ -33,6 +30,8 @@ from shardopt.calibrate.rows import (
     CalibrationRows,
     Measurement,
     Origin,
+    key_of,
+    missing,
     points_again,
     runtime_words,
 )
@@ -44,11 +43,9 @@ from shardopt.ranks.rank import (
     Rank,
     RankDiedError,
     Report,
-    Talk,
     available_cores,
     check_gpus,
-    join_group,
-    prepare,
+    joined_ranks,
 )
 from shardopt.ranks.realtime import Runtime, may_be_realtime
 
@@ -61,6 +58,8 @@ PATIENCE = timedelta(hours=12)
 """Time that ranks of torchrun wait for the kernels of the first; a full design takes under 1 h."""
 ALONE_SHARE = 0.6
 """Share of the time limit after which one rank leaves the rest to all of them."""
+Points = tuple[list[Point], list[Point]]
+"""Points that one rank measures alone, and those that need all ranks."""
 Say = Callable[[str], None]
 
 
@@ -141,28 +140,22 @@ def base_of_gpu(say: Say) -> str:
     return profile
 
 
-def points_of(settings: CalibrationSettings) -> tuple[list[Point], list[Point]]:
-    """Return the points that one rank measures alone, and those that need all ranks."""
+def points_of(settings: CalibrationSettings) -> Points:
+    """Return the points of a calibration."""
     gpu = None
     if settings.backend == "nccl":
         import torch
 
         about = torch.cuda.get_device_properties(0)
         gpu = Device(about.total_memory, units.gib(round(memory_bytes() / GIB)))
-    size, ranks, only = settings.size, settings.ranks, settings.only
+    size, ranks = settings.size, settings.ranks
     kernels = families.alone(size, settings.model, ranks, gpu)
     exchanges = families.together(size, ranks, settings.link_gbit_s, settings.hosts)
-    return families.of_group(kernels, only), families.of_group(exchanges, only)
 
+    def needed(points: Sequence[Point]) -> list[Point]:
+        return [point for point in points if families.needs(settings.only, point.family)]
 
-def missing(file: CalibrationRows, points: Sequence[Point]) -> list[Point]:
-    """Return the points that have no rows yet."""
-    return [point for point in points if not file.has(point)]
-
-
-def doubtful(file: CalibrationRows, points: Sequence[Point]) -> list[Point]:
-    """Return the points with doubtful rows that may be measured again."""
-    return [point for point in points_again(file.rows) if point in points]
+    return needed(kernels), needed(exchanges)
 
 
 @dataclass(frozen=True)
@@ -172,27 +165,16 @@ class Stretch:
     start: float = 0.0
     end: float = math.inf
 
-    def until(self, share: float) -> float:
-        """Return the time at which a share of it is over."""
-        return self.start + share * (self.end - self.start)
-
     def part(self, share: float) -> Stretch:
         """Return the stretch from now until a share of this one is over."""
-        return Stretch(time.monotonic(), self.until(share))
-
-    def less_start(self) -> Stretch:
-        """Shorten it by the time already spent: the next ranks take as long to start."""
-        return Stretch(self.start, self.end - (time.monotonic() - self.start))
+        return Stretch(time.monotonic(), self._until(share))
 
     def lasts(self, share: float = 1.0) -> bool:
         """Return True while less than a share of it is over."""
-        return time.monotonic() < self.until(share)
+        return time.monotonic() < self._until(share)
 
-
-def _limit(settings: CalibrationSettings) -> Stretch:
-    """Return the stretch from now for as long as the settings allow."""
-    seconds = math.inf if settings.minutes is None else 60 * settings.minutes
-    return Stretch(time.monotonic(), time.monotonic() + seconds)
+    def _until(self, share: float) -> float:
+        return self.start + share * (self.end - self.start)
 
 
 def measure(
@@ -210,161 +192,109 @@ def measure(
         InputError: the rows file is of another machine, or corrupt.
         RankDiedError: a rank failed; the rows measured before are in the file.
     """
-    file = open_rows(settings, say) if join is None or join.index == 0 else None
-    if join is not None:
-        run_ranks(_take_part, settings.ranks, settings, file, say, join=join)
-    elif file is not None:
-        _start_ranks(settings, file, say)
+    start = time.monotonic()
+    limit = Stretch(start, math.inf if settings.minutes is None else start + 60 * settings.minutes)
+    if join is not None and join.index:
+        run_ranks(take_part, settings.ranks, settings, ([], []), [], limit, join=join)
+        return None
+    file, points = open_rows(settings, say), points_of(settings)
+    ranks, cores = settings.ranks if points[1] else 1, len(available_cores())
+    save = saver(settings, file, [*points[0], *points[1]], say)
+    if join is None:
+        if next(turns(points, file.rows, limit), None) is None:
+            return file
+        if ranks > cores and settings.backend == "gloo":
+            say(f"{ranks} ranks share {cores} cores: their times are not good enough to fit")
+    try:
+        run_ranks(
+            take_part,
+            ranks,
+            settings,
+            points,
+            file.rows,
+            limit,
+            join=join,
+            link=settings.link if points[1] else None,
+            on_report=lambda _, row: save(row),
+            silence_s=SILENCE_S,
+        )
+    except RankDiedError as error:
+        raise RankDiedError(
+            f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
+            "continue from there",
+            error.exit_code,
+            error.inputs,
+        ) from None
     return file
 
 
-def _start_ranks(settings: CalibrationSettings, file: CalibrationRows, say: Say) -> None:
-    """Measure in processes of their own."""
-    limit = _limit(settings)
+def turns(
+    points: Points, rows: Sequence[Measurement], limit: Stretch
+) -> Iterator[tuple[list[Point], Stretch]]:
+    """Yield points to measure next, of one rank or of all ranks, and the time for them.
 
-    def run(points: Sequence[Point], ranks: int, share: float) -> None:
-        if not points or not limit.lasts():
-            return
-        cores = len(available_cores())
-        if ranks > cores and settings.backend == "gloo":
-            say(f"{ranks} ranks share {cores} cores: their times are not good enough to fit")
-        save = saver(settings, file, points, say)
-        try:
-            run_points(settings, points, ranks, save, limit.part(share))
-        except RankDiedError as error:
-            raise RankDiedError(
-                f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
-                "continue from there",
-                error.exit_code,
-                error.inputs,
-            ) from None
+    Missing points come first, then doubtful ones until none is left. A point that turns out faster
+    may make a neighbour doubtful; each is repeated at most once.
 
-    for kernels, exchanges in _passes(settings, file, limit):
-        run(kernels, 1, ALONE_SHARE if exchanges else 1.0)
-        run(exchanges, settings.ranks, 1.0)
-
-
-def _passes(
-    settings: CalibrationSettings, file: CalibrationRows, limit: Stretch
-) -> Iterator[tuple[list[Point], list[Point]]]:
-    """Yield points for one rank and for all: missing ones, then doubtful ones until none is left.
-
-    A point that turns out faster may make a neighbour doubtful; each is repeated at most once.
+    Args:
+        rows: those measured so far; grows between the turns.
     """
-    for choose in chain((missing,), repeat(doubtful)):
-        kernels, exchanges = (choose(file, points) for points in points_of(settings))
-        if not limit.lasts() or (choose is doubtful and not kernels + exchanges):
-            return
-        yield kernels, exchanges
+    kernels, exchanges = (missing(rows, part) for part in points)
+    first = True
+    while limit.lasts() and (first or kernels or exchanges):
+        first = False
+        if kernels:
+            yield kernels, limit.part(ALONE_SHARE if exchanges else 1.0)
+        if exchanges and limit.lasts():
+            yield exchanges, limit.part(1.0)
+        again = points_again(rows)
+        kernels, exchanges = ([point for point in again if point in part] for part in points)
 
 
-def run_points(
-    settings: CalibrationSettings,
-    points: Sequence[Point],
-    ranks: int,
-    on_row: Callable[[Measurement], None],
-    limit: Stretch | None = None,
-) -> None:
-    """Measure points in ranks started here; ``on_row`` gets each row at once.
-
-    Raises:
-        RankDiedError: a rank failed.
-    """
-    run_ranks(
-        _rank,
-        ranks,
-        settings,
-        points,
-        limit or Stretch(),
-        link=settings.link if points[0].family in TOGETHER else None,
-        on_report=lambda _, row: on_row(row),
-        silence_s=SILENCE_S,
-    )
-
-
-def _rank(
+def take_part(
     rank: Rank,
     report: Report,
     settings: CalibrationSettings,
-    points: Sequence[Point],
+    points: Points,
+    rows: Sequence[Measurement],
     limit: Stretch,
 ) -> None:
-    """Measure the points on one rank; rank 0 reports every row at once."""
-    device = _prepare(rank, settings)
-    together = points[0].family in TOGETHER
-    if together:
-        join_group(rank, settings.backend)
-    for row in _rows(settings, points, device, limit if together else limit.less_start()):
-        if rank.index == 0:
-            report(row)
-    if together:
-        import torch.distributed as dist
+    """Take part as one rank; the first measures kernels alone, leads the others, and reports rows.
 
-        dist.barrier()
-
-
-def _prepare(rank: Rank, settings: CalibrationSettings) -> Any:
-    """Prepare a rank as `prepare` does, and silence the libraries' logs."""
-    device = prepare(rank, settings.backend, settings.runtime)
+    Args:
+        points: of one rank, and of all; used on the first rank alone, as are the rows so far.
+    """
     # newer PyTorch deprecates names that TorchRec still calls, and both log about it
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    return device
+    rows = list(rows)
+    with joined_ranks(rank, settings.backend, settings.runtime, PATIENCE) as (device, talk):
+        # not before: threads that torch starts inherit the cores of the rank
+        from shardopt.calibrate.kernels import measure_alone
+        from shardopt.calibrate.together import measure_together
 
+        def run(turn: Sequence[Point], stretch: Stretch = limit) -> None:
+            together = turn[0].family in TOGETHER
 
-def _rows(
-    settings: CalibrationSettings, points: Sequence[Point], device: Any, limit: Stretch
-) -> Iterator[Measurement]:
-    """Measure the rows of points on one rank, or collectively on all ranks.
+            def lasts(share: float) -> bool:
+                if settings.minutes is None or not together:
+                    return stretch.lasts(share)
+                return bool(talk.share(stretch.lasts(share)))  # the first rank's clock decides
 
-    The first rank's clock decides when the time of all is over.
-    """
-    import torch
-    import torch.distributed as dist
+            measure = measure_together if together else measure_alone
+            for row in measure(turn, device, settings, lasts):
+                if rank.index == 0:
+                    rows.append(row)
+                    report(row)
 
-    def go_on(share: float) -> bool:
-        if settings.minutes is None:
-            return True
-        lasts = torch.tensor([float(limit.lasts(share))], device=device)
-        dist.broadcast(lasts, src=0)
-        return bool(lasts)
-
-    if points[0].family not in TOGETHER:
-        return families.measure_alone(points, device, settings, limit.lasts)
-    return families.measure_together(points, device, settings, go_on)
-
-
-def _take_part(
-    join: Rank,
-    report: Report,
-    settings: CalibrationSettings,
-    file: CalibrationRows | None,
-    say: Say,
-) -> None:
-    """Take part as one rank of torchrun; the first keeps the rows and directs the others."""
-    device = _prepare(join, settings)
-    join_group(join, settings.backend)
-    talk = Talk(PATIENCE)
-
-    def run(points: Sequence[Point], part: Stretch) -> None:
-        save = None if file is None else saver(settings, file, points, say)
-        for row in _rows(settings, points, device, part):
-            if save is not None:
-                save(row)
-
-    limit = _limit(settings)
-    if file is None:
-        while (exchanges := talk.share(None)) is not None:
-            if exchanges:
-                run(exchanges, limit)
-    else:
-        for kernels, exchanges in _passes(settings, file, limit):
-            if kernels:
-                run(kernels, limit.part(ALONE_SHARE if exchanges else 1.0))
-            if talk.share(exchanges):
-                run(exchanges, limit.part(1.0))
+        if rank.index:
+            talk.follow(run)
+            return
+        for turn, stretch in turns(points, rows, limit):
+            if turn[0].family in TOGETHER:
+                talk.share(turn)
+            run(turn, stretch)
         talk.share(None)
-    talk.gather(None)  # gloo's threads may abort a process that ends before the others
 
 
 def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:
@@ -387,26 +317,25 @@ def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:
 def saver(
     settings: CalibrationSettings, file: CalibrationRows, points: Sequence[Point], say: Say
 ) -> Callable[[Measurement], None]:
-    """Return a function that saves rows of `missing` or `doubtful` points and reports progress.
+    """Return a function that saves rows of these points and reports progress.
 
     It adds settings, date and load to each row.
     """
-    done, total = 0, len(points)
-    if file.has(points[0]):
-        say(f"measuring {total} points again, whose times differ or stand out")
-    else:
-        everything = [point for part in points_of(settings) for point in part]
-        total, done = len(everything), len(everything) - len(missing(file, everything))
-        if done:
-            say(f"{done} points are already in {settings.rows}")
+    left = {key_of(point) for point in missing(file.rows, points)}
+    total = len(points)
+    if len(left) < total:
+        say(f"{total - len(left)} points are already in {settings.rows}")
     tuned = settings.runtime is Runtime.TUNED and settings.backend == "gloo"
     realtime = tuned and may_be_realtime()
-    last: Point | None = None
+    last, place = "", ""
 
     def save(row: Measurement) -> None:
-        nonlocal done, last
-        done += row.point != last
-        last = row.point
+        nonlocal last, place
+        if key_of(row.point) != last:
+            last = key_of(row.point)
+            again = last not in left
+            left.discard(last)
+            place = "again" if again else f"{total - len(left)}/{total}"
         saved = dataclasses.replace(
             row,
             settings=_settings(settings, row.point, realtime),
@@ -421,7 +350,7 @@ def saver(
             tables = row.facts["tables"]
             subject = f"{len(tables)} tables, {sum(table[4] for table in tables):.0f} distinct rows"
         named = " ".join(filter(None, (row.point.family, row.part, subject)))
-        say(f"[{done}/{total}] {named}: {row.failure or result}")
+        say(f"[{place}] {named}: {row.failure or result}")
 
     return save
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardopt.calibrate import Group
 from shardopt.ranks.realtime import Runtime
-from shardopt.report.blocks import Grid, Heading, View
+from shardopt.report.blocks import Heading, TextTable, View
 
 if TYPE_CHECKING:
     from shardopt.calibrate.fitting import CalibratedProfile
@@ -146,16 +146,16 @@ def _write(
     from predictor.units import GIB
     from shardopt.calibrate import run
     from shardopt.calibrate.profile import build_profile, profile_text
+    from shardopt.calibrate.rows import missing
     from shardopt.files import atomic_write_text
     from shardopt.measure.machine import memory_bytes
 
     base = "cpu-gloo" if settings.backend == "gloo" else run.base_of_gpu(say)
     points = [point for points in run.points_of(settings) for point in points]
-    missing = len(run.missing(measured, points))
-    if missing:
+    absent = len(missing(measured.rows, points))
+    if absent:
         say(
-            f"{missing} of {len(points)} points are not measured; the same command goes on with "
-            "them"
+            f"{absent} of {len(points)} points are not measured; the same command goes on with them"
         )
     profile = build_profile(
         measured.rows,
@@ -167,7 +167,7 @@ def _write(
         settings.link_gbit_s,
         settings.hosts,
         settings.only,
-        missing,
+        absent,
         settings.model,
     )
     whole = settings.backend == "gloo" and settings.only is None
@@ -203,7 +203,7 @@ def _view(calibrated: CalibratedProfile, output: Path, rows: Path) -> View:
         data,
         [
             Heading("Held-out error", "rows that no fit has seen"),
-            Grid(["<family", ">mean", ">geomean", ">bias", ">rows"], shown),
+            TextTable(["<family", ">mean", ">geomean", ">bias", ">rows"], shown),
             *(f"  {text}" for text in lines),
         ],
     )

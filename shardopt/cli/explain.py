@@ -31,8 +31,8 @@ def explain(
     from predictor.errors import InputError
     from predictor.trace.chrome import chrome_trace
     from shardopt.api.cache import versions
+    from shardopt.api.explanation import explain_plans
     from shardopt.cli.output import check_writable, predict_plans, write_json
-    from shardopt.explain.explanation import explain_plan
     from shardopt.files import atomic_write_text
     from shardopt.report.explain import explain_view
     from shardopt.report.html.page import page
@@ -41,16 +41,15 @@ def explain(
         check_writable(path, [model, *plans])
     if html is not None and trace is not None and html.resolve() == trace.resolve():
         raise InputError(f"--html and --trace both name {html}; give them different files")
-    setting, predicted = predict_plans(model, plans, machine, strict=strict)
+    predicted = predict_plans(model, plans, machine, strict=strict)
     for path in (html, trace):
         check_writable(path)
-    explanation = explain_plan(setting.problem(), predicted, setting.case())
-    explained, notes = explanation.subject, []
+    answer, notes = explain_plans(predicted.setting, predicted.predictions), []
     if trace is not None:
-        meta = {"plan": explained.name, "versions": versions()}
-        write_json(trace, chrome_trace(explained.prediction, meta=meta))
+        meta = {"plan": answer.plan, "versions": versions()}
+        write_json(trace, chrome_trace(answer.prediction, meta=meta))
         notes.append(f"wrote {trace}; open it at ui.perfetto.dev")
     if html is not None:
-        atomic_write_text(html, page(setting, explanation, versions()))
+        atomic_write_text(html, page(answer, versions()))
         notes.append(f"wrote {html}; open it in a browser")
-    return explain_view(setting, explanation, notes)
+    return explain_view(answer, notes)

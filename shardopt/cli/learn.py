@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardopt.report.blocks import Grid, View
+from shardopt.report.blocks import TextTable, View
 
 if TYPE_CHECKING:
     from shardopt.bench.learn import Lesson
@@ -72,7 +72,7 @@ def _view(lesson: Lesson, path: str) -> View:
         f"{ms(whole)} measured; {ms(lesson.before_ms)} predicted before, {ms(lesson.after_ms)} "
         f"now. Wrote {path}."
     )
-    grid = Grid(["<costs", "~table", ">factor", ">error left", ">evidence"], rows)
+    grid = TextTable(["<costs", "~table", ">factor", ">error left", ">evidence"], rows)
     return View(
         {"output": path, **lesson.as_object()}, [grid, *unmatched, end], [end], lesson.notes
     )

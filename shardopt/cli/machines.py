@@ -50,7 +50,8 @@ def plan_each(
     quiet: bool,
 ) -> View:
     """Search on every machine, and write each plan beside ``output``."""
-    from shardopt.api.answer import Inputs, stop_of
+    from shardopt.api.document import MachinesAnswer
+    from shardopt.api.inputs import Inputs, stop_of
     from shardopt.api.machines import OnMachine, plan_machines
     from shardopt.report.machines import machines_view
 
@@ -93,7 +94,11 @@ def plan_each(
     if all(machine.answer is None for machine in planned_machines):
         raise InfeasibleError(planned_machines[0].lacks)
     cut = stops[-1].is_interrupted
-    return replace(machines_view(planned_machines, files), code=EXIT_INTERRUPTED if cut else 0)
+    answer = MachinesAnswer(
+        machines=[machine.document() for machine in planned_machines],
+        files=[str(path) for path in files],
+    )
+    return replace(machines_view(answer), code=EXIT_INTERRUPTED if cut else 0)
 
 
 def _paths(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +18,10 @@ from shardopt.files import atomic_write_text, is_stream, refuse_input, target_of
 from shardopt.printable import printable
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from shardopt.api.document import PredictAnswer
     from shardopt.api.request import Machine
-    from shardopt.api.setting import Setting
-    from shardopt.explain.explanation import PredictedPlan
     from shardopt.report.blocks import View
 
 
@@ -84,30 +84,31 @@ def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
 
 def predict_plans(
     model: Path, paths: Sequence[Path], machine: Machine, *, strict: bool = False
-) -> tuple[Setting, list[PredictedPlan]]:
+) -> PredictAnswer:
     """Predictions of plan files, with a warning for every doubt about them."""
     from shardopt.api import given_plans
 
-    setting, predicted = given_plans.predict_plans(model, paths, machine, strict=strict)
-    for item in predicted:
+    answer = given_plans.predict_plans(model, paths, machine, strict=strict)
+    for item in answer.predictions:
         for doubt in item.doubts:
-            warn(f"{item.name}: {doubt}")
-    return setting, predicted
+            warn(f"{item.plan}: {doubt}")
+    return answer
 
 
 def next_lines(
-    model: Path | None, output: Path | None, condition: str = "", *, plan: str = "Plan 1"
+    model: Path | None, output: Path | None, condition: str = "", *, applied: Path | None = None
 ) -> tuple[str, str]:
     """Say what became of the best plan, and what to type next.
 
     Args:
-        model: the file that the written plan is for.
+        model: the file that the plan is for.
         condition: further flags of the next command.
-        plan: the plan that was written, in words.
+        applied: the model file with advice, where the written plan is for that.
     """
     if output is None:
         return "No plan was written. Next:", "the same command with -o plan.json"
-    explain = f"shardopt explain {model} {output}{condition}"
+    plan = "Plan 1" if applied is None else f"The plan for {applied}"
+    explain = f"shardopt explain {applied or model} {output}{condition}"
     return f"{plan} is written to {output}. Next:", explain
 
 
@@ -131,24 +132,17 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     atomic_write_text(path, to_json(data))
 
 
-def print_json(data: Mapping[str, Any]) -> None:
+def print_json(data: Mapping[str, Any] | BaseModel) -> None:
     """Print one JSON object on stdout."""
     sys.stdout.write(to_json(data))
     sys.stdout.flush()
 
 
-def to_json(data: Mapping[str, Any]) -> str:
-    """Indented JSON that other languages read too: a number that is not finite is not known, and
-    null."""
-    return json.dumps(_known(data), indent=1, allow_nan=False) + "\n"
+def to_json(data: Mapping[str, Any] | BaseModel) -> str:
+    """Indented JSON that other languages read too."""
+    from shardopt.api.document import finite
 
-
-def _known(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _known(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_known(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(data), indent=1, allow_nan=False) + "\n"
 
 
 def open_streams() -> None:

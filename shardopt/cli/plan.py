@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json as json_format
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,18 @@ from shardopt.api.request import MADE, PlanRequest, read_request
 from shardopt.cli.interrupts import EXIT_INTERRUPTED
 from shardopt.cli.machines import plan_each, read_gpus
 from shardopt.cli.output import check_writable, next_lines, note, print_json, show, warn
-from shardopt.cli.tune import TuneFlags
+from shardopt.cli.tune import TuneFlags, run_tuning
 from shardopt.files import atomic_write_text
 from shardopt.report.blocks import View
 
 if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
+    from shardopt.api.answer import Answer
+    from shardopt.api.inputs import Inputs
+    from shardopt.api.setting import Setting
+    from shardopt.ranks.rank import Rank
+
+Say = Callable[[str], None]
 
 WITH_REPLAY = ("model", "json", "output", "quiet", "replay", "no_cache")
 """Parameters that ``--replay`` can be given with: none of them decides the answer."""
@@ -43,6 +50,81 @@ class PlanFlags(PlanRequest):
         ranks = read_gpus(self.gpus)
         return PlanRequest(**{**vars(self), "gpus": ranks[0] if ranks else None})
 
+    def machines(self) -> tuple[list[str | None], list[int]]:
+        """The hardware, None for the default, and the numbers of GPUs."""
+        names = [name.strip() or None for name in (self.hardware or "").split(",")]
+        return names, read_gpus(self.gpus)
+
+
+@dataclass(frozen=True)
+class ConfirmFlags:
+    """The flags of a measurement; without ``confirm`` there is none."""
+
+    confirm: int | None = None
+    minutes: float = 3.0
+
+    def check(self) -> None:
+        """Refuse numbers out of range."""
+        if self.confirm is not None:
+            from shardopt.bench.confirm import check_minutes
+
+            check_minutes(self.minutes, self.confirm)
+
+    def join(self, setting: Setting) -> Rank | None:
+        """The rank of torchrun that leads the measurement; any other takes part in it, and ends."""
+        from shardopt.bench.confirm import follow
+        from shardopt.bench.job import check_layers
+        from shardopt.ranks.rank import end_process, rank_of_torchrun
+
+        check_layers(setting.workload)
+        rank = rank_of_torchrun()
+        if rank is not None and rank.index:
+            follow(setting, rank)
+            end_process()
+        return rank
+
+    def measured(
+        self, answer: Answer, inputs: Inputs, output: Path | None, rank: Rank | None, say: Say
+    ) -> Answer:
+        """The answer with its fastest measured plan first."""
+        from shardopt.bench.confirm import confirm_answer
+
+        assert self.confirm is not None
+        try:
+            return confirm_answer(answer, inputs, self.confirm, self.minutes, output, rank, say)
+        except KeyboardInterrupt:  # before any plan was timed
+            if output is not None:
+                atomic_write_text(output, answer.plan_text())
+            raise
+
+
+@dataclass(frozen=True)
+class AdviceFlags:
+    """The flags of advice."""
+
+    apply: Path | None = None
+    advice: str | None = None
+    advice_only: bool = False
+
+    def numbers(self) -> list[int]:
+        """The advice to apply, by number from 1."""
+        if self.advice is not None and self.apply is None:
+            raise InputError("--advice says what --apply FILE writes; give it too")
+        try:
+            return [int(number) for number in (self.advice or "1").split(",")]
+        except ValueError:
+            raise InputError(f"--advice is {self.advice}; give numbers such as 1 or 1,3") from None
+
+    def applied(self, answer: Answer, request: PlanRequest, say: Say) -> str:
+        """Write the model file with the advice, and return the plan file that goes with it."""
+        from shardopt.api.answer import apply_advice
+
+        assert self.apply is not None
+        numbers = self.numbers()
+        text = apply_advice(answer, request, numbers, self.apply)
+        say(f"wrote {self.apply} with advice {', '.join(map(str, numbers))}")
+        return text
+
 
 def plan(
     context: typer.Context,
@@ -50,11 +132,8 @@ def plan(
     tuning: TuneFlags,
     replay: Path | None = None,
     no_cache: bool = False,
-    confirm: int | None = None,
-    minutes: float = 3.0,
-    apply: Path | None = None,
-    advice: str | None = None,
-    advice_only: bool = False,
+    confirming: ConfirmFlags = ConfirmFlags(),
+    advising: AdviceFlags = AdviceFlags(),
     price: Path | None = None,
     json: bool = False,
     output: Path | None = None,
@@ -114,119 +193,99 @@ def plan(
     request = flags.one()
     if replay is not None:
         return _replay(replay, request.model, context)
-    if request.model is None:
-        raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
-    from shardopt.api.answer import (
-        advise_only,
-        apply_advice,
-        find_answer,
-        followed_up,
-        read_inputs,
-        stop_of,
-        with_constraint_costs,
-    )
+    hardware, gpus = flags.machines()
+    several = len(gpus) > 1 or len(hardware) > 1
+    _check(context, request, tuning, confirming, advising, price, several=several)
+    from shardopt.api.answer import advise_only, find_answer, followed_up, with_constraint_costs
     from shardopt.api.cache import ResultCache
+    from shardopt.api.inputs import read_inputs, stop_of
     from shardopt.api.setting import refuse_outside
-    from shardopt.ranks.rank import end_process, rank_of_torchrun
     from shardopt.report.plan import advice_view, plan_view
     from shardopt.report.progress import SearchProgress
 
-    request.check()
-    tuning.check(request)
+    say = partial(_note, quiet=quiet)
+    silent = quiet or json
     cache = None if no_cache else ResultCache.of_user()
-
-    def say(text: str) -> None:
-        note([text], quiet=quiet)
-
-    gpus = read_gpus(flags.gpus)
-    hardware = [name.strip() or None for name in (request.hardware or "").split(",")]
-    if len(gpus) > 1 or len(hardware) > 1:
-        for name in ("tune", "confirm", "apply", "advice", "advice_only"):
-            if _is_given(context, name):
-                flag = name.replace("_", "-")
-                raise InputError(f"--{flag} is for one machine; give one --gpus and --hardware")
-        return plan_each(request, hardware, gpus, price, output, cache, quiet=quiet or json)
-    if price is not None:
-        raise InputError("--price compares several machines; give several --gpus or --hardware")
-    if confirm is not None:
-        from shardopt.bench.confirm import check_minutes
-
-        check_minutes(minutes, confirm)
-        request = replace(request, top_k=max(request.top_k, confirm))
-    if advice_only:
-        for name in ("tune", "confirm", "output", "from_"):
-            if _is_given(context, name):
-                raise InputError(f"--advice-only searches no plan; leave out --{name.rstrip('_')}")
-    if advice is not None and apply is None:
-        raise InputError("--advice says what --apply FILE writes; give it too")
-    try:
-        numbers = [int(number) for number in (advice or "1").split(",")]
-    except ValueError:
-        raise InputError(f"--advice is {advice}; give numbers such as 1 or 1,3") from None
-    for path in (output, apply):
+    if several:
+        return plan_each(request, hardware, gpus, price, output, cache, quiet=silent)
+    files = [path for path in (output, advising.apply) if path is not None]
+    for path in files:
         check_writable(path, request.inputs)
+    request = replace(request, top_k=max(request.top_k, confirming.confirm or 1))
     inputs = read_inputs(request)
-    for path in (output, apply):
+    for path in files:
         check_writable(path)
     for doubt in inputs.doubts:
         warn(f"{request.from_}: {doubt}")
     if tuning.tune is not None:
-        from shardopt.cli.tune import run_tuning
-
-        with SearchProgress(on=not (json or quiet)) as shown:
+        with SearchProgress(on=not silent) as shown:
             return run_tuning(inputs, tuning, output, shown, say)
-    if confirm is not None:
-        from shardopt.bench.job import check_layers
-
-        check_layers(inputs.setting.workload)
-    join = None if confirm is None else rank_of_torchrun()
-    if join is not None and join.index:
-        from shardopt.bench.confirm import follow
-
-        follow(inputs.setting, join)
-        end_process()
+    rank = None if confirming.confirm is None else confirming.join(inputs.setting)
     stop = stop_of(inputs, interruptible=True, started=started)
-    if advice_only:
+    if advising.advice_only:
         answer = advise_only(inputs, stop)
-        if apply is not None:
-            apply_advice(answer, request, numbers, apply)
-            say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
-        return advice_view(answer)
-    with SearchProgress(on=not (json or quiet)) as shown:
+        if advising.apply is not None:
+            advising.applied(answer, request, say)
+        return advice_view(answer.advice_document())
+    with SearchProgress(on=not silent) as shown:
         answer = find_answer(inputs, stop, cache, shown)
     if answer.from_cache:
         say("the answer to the same input is kept; --no-cache searches again")
     if request.strict:
         refuse_outside(answer.best.out_of_range)
-    if confirm is not None and answer.result.stopped_by != "interrupted":
-        from shardopt.bench.confirm import confirm_answer
-
-        try:
-            answer = confirm_answer(answer, inputs, confirm, minutes, output, join, say)
-        except KeyboardInterrupt:  # before any plan was timed
-            if output is not None:
-                atomic_write_text(output, answer.plan_text())
-            raise
-    follow_up = followed_up if json or apply is not None or not quiet else with_constraint_costs
-    answer = follow_up(answer, stop)
-    text = None if apply is None else apply_advice(answer, request, numbers, apply)
-    if apply is not None:
-        say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
+    if confirming.confirm is not None and not answer.is_interrupted:
+        answer = confirming.measured(answer, inputs, output, rank, say)
+    advised = json or advising.apply is not None or not quiet
+    answer = (followed_up if advised else with_constraint_costs)(answer, stop)
+    applied = None if advising.apply is None else advising.applied(answer, request, say)
     if output is not None:
-        atomic_write_text(output, text or answer.plan_text())
-    end = next_lines(request.model, output)
-    if apply is not None:
-        end = next_lines(apply, output, plan=f"The plan for {apply}")
-    view = plan_view(answer, end, request.from_)
+        atomic_write_text(output, applied or answer.plan_text())
+    end = next_lines(request.model, output, applied=advising.apply)
     if json:
         note(answer.setting.notes, quiet=quiet)
-    cut = answer.result.stopped_by == "interrupted"  # the best plan so far is written and shown
-    if answer.confirmation is not None:
-        cut = cut or answer.confirmation.interrupted
-    if join is not None and answer.confirmation is not None:
-        show(view, json=json, quiet=quiet)
-        end_process(EXIT_INTERRUPTED if cut else 0)
-    return replace(view, code=EXIT_INTERRUPTED if cut else 0)
+    code = EXIT_INTERRUPTED if answer.is_interrupted else 0
+    view = replace(plan_view(answer.document(request.from_), end), code=code)
+    if rank is not None and answer.confirmation is not None:
+        from shardopt.ranks.rank import end_process
+
+        show(replace(view, code=0), json=json, quiet=quiet)
+        end_process(code)
+    return view
+
+
+def _note(text: str, *, quiet: bool) -> None:
+    note([text], quiet=quiet)
+
+
+def _check(
+    context: typer.Context,
+    request: PlanRequest,
+    tuning: TuneFlags,
+    confirming: ConfirmFlags,
+    advising: AdviceFlags,
+    price: Path | None,
+    *,
+    several: bool,
+) -> None:
+    """Refuse flags that exclude each other or say nothing without another, and values out of
+    range."""
+    if request.model is None:
+        raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
+    tuning.check(request)
+    request.check()
+    if several:
+        for name in ("tune", "confirm", "apply", "advice", "advice_only"):
+            if _is_given(context, name):
+                flag = name.replace("_", "-")
+                raise InputError(f"--{flag} is for one machine; give one --gpus and --hardware")
+    elif price is not None:
+        raise InputError("--price compares several machines; give several --gpus or --hardware")
+    confirming.check()
+    if advising.advice_only:
+        for name in ("tune", "confirm", "output", "from_"):
+            if _is_given(context, name):
+                raise InputError(f"--advice-only searches no plan; leave out --{name.rstrip('_')}")
+    advising.numbers()
 
 
 def _replay(path: Path, model: Path | None, context: typer.Context) -> View:
@@ -279,7 +338,8 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _text_again(request: PlanRequest, settings: Mapping[str, Any]) -> str:
     """The text of the plan file that a request makes, with settings as the file had them: files
     may lie elsewhere now."""
-    from shardopt.api.answer import find_answer, read_inputs, stop_of
+    from shardopt.api.answer import find_answer
+    from shardopt.api.inputs import read_inputs, stop_of
     from shardopt.api.setting import refuse_outside
 
     request.check()

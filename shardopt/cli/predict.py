@@ -16,4 +16,4 @@ def predict(model: Path, plans: list[Path], machine: Machine, strict: bool = Fal
     from shardopt.cli.output import predict_plans
     from shardopt.report.prediction import predict_view
 
-    return predict_view(*predict_plans(model, plans, machine, strict=strict))
+    return predict_view(predict_plans(model, plans, machine, strict=strict))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from search.tune.knobs import Knob, Value
     from search.tune.trial import Trial
     from search.tune.tune import Budget, Member, TuneResult, Tuning
-    from shardopt.api.answer import Inputs
+    from shardopt.api.inputs import Inputs
     from shardopt.api.setting import Setting
 
 MAX_VALUES = 64
@@ -82,7 +82,7 @@ def run_tuning(
     """
     from search.tune.knobs import turned
     from search.tune.tune import Budget
-    from shardopt.api.answer import answer_of, plan_head
+    from shardopt.api.answer import answer_of
     from shardopt.api.setting import refuse_outside
     from shardopt.report.tune import TuneReport, tune_view
 
@@ -102,7 +102,7 @@ def run_tuning(
     case = turned(tuning.case, members[0].trial.setting)
     topology = case.problem().topology
     best = replace(setting, workload=case.workload, installed=case.installed, topology=topology)
-    head = {**plan_head(best, request.seed), "tuned": dict(members[0].trial.setting)}
+    head = {**best.head(request.seed), "tuned": dict(members[0].trial.setting)}
     answer = answer_of(best, members[0].result, head)
     if request.strict:
         refuse_outside(answer.best.out_of_range)

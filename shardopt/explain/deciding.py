@@ -70,7 +70,7 @@ class DecidingConstant:
 
     Args:
         group: of the profile.
-        constant: of the group, by which its times are named; the others move along.
+        constant: ``group.key``, by which the group's times are named; the others move along.
         unit: of the constant, in words.
         value: of the constant, in the profile.
         rel_error: 1-sigma relative error of the group's times, as stated.
@@ -233,7 +233,7 @@ def _of_group(
         rate = is_rate(constant)
         yield DecidingConstant(
             group=resource,
-            constant=constant,
+            constant=f"{resource}.{constant}",
             unit=unit,
             value=value,
             rel_error=size.shared,

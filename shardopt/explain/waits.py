@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from pydantic import computed_field
 
 from predictor.cost.loads import Load, ShardLoads
 from predictor.iteration.critical_path import Segment
@@ -49,7 +50,7 @@ class Cause:
     phase: str
     late_ms: float
     excess_ms: float
-    tables: tuple[tuple[str, float], ...] = ()
+    tables: Mapping[str, float] = field(default_factory=dict)
     more: int = 0
 
 
@@ -73,6 +74,7 @@ class Wait:
     waiting: int
     causes: tuple[Cause, ...]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def words(self) -> str:
         """``Rank 3 waits 1.20 ms for rank 0's lookup of t_cat_20 ...``."""
@@ -90,11 +92,12 @@ def _cause_words(cause: Cause) -> str:
     if not cause.tables:
         return cause.name
     work = _OF_TABLES[cause.phase][1]
-    if len(cause.tables) == 1 and cause.tables[0][1] > 0.995:
-        return f"{work} {cause.tables[0][0]}"
-    named = [f"{key} ({percent(share)} of it)" for key, share in cause.tables[:1]]
-    named += [f"{key} ({percent(share)})" for key, share in cause.tables[1:]]
-    rest = f" and {cause.more} more" if sum(share for _, share in cause.tables) < NAMED else ""
+    (first, share), *further = cause.tables.items()
+    if not further and share > 0.995:
+        return f"{work} {first}"
+    named = [f"{first} ({percent(share)} of it)"]
+    named += [f"{key} ({percent(part)})" for key, part in further]
+    rest = f" and {cause.more} more" if sum(cause.tables.values()) < NAMED else ""
     return f"{work} {', '.join(named)}{rest}"
 
 
@@ -224,10 +227,10 @@ class _Tables:
         self.loads = ShardLoads(problem.workload, problem.topology, problem.hardware)
         self.candidate = match_plan(problem.workload, problem.topology, plan)
 
-    def of(self, name: str, phase: str, rank: int) -> tuple[tuple[tuple[str, float], ...], int]:
+    def of(self, name: str, phase: str, rank: int) -> tuple[dict[str, float], int]:
         """Tables of an operation with their shares of it, the largest first, and how many more."""
         if phase not in _OF_TABLES:
-            return (), 0
+            return {}, 0
         column = _OF_TABLES[phase][0]
         times: dict[str, float] = {}
         tables = zip(self.workload.keys, self.workload.tables, self.candidate, strict=True)
@@ -237,12 +240,12 @@ class _Tables:
                 times[key] = float(loads[ranks == rank, column].sum())
         total = sum(times.values())
         shares = sorted(((-load / total, key) for key, load in times.items() if load > 0))
-        named: list[tuple[str, float]] = []
+        named: dict[str, float] = {}
         for share, key in shares[:MAX_TABLES]:
-            if named and sum(s for _, s in named) >= NAMED:
+            if sum(named.values()) >= NAMED:
                 break
-            named.append((key, -share))
-        return tuple(named), len(shares) - len(named)
+            named[key] = -share
+        return named, len(shares) - len(named)
 
 
 def host_work(graph: Graph) -> dict[str, float]:

@@ -21,8 +21,8 @@ from search.in_use.price import Move, MovePrice, find_obstacles
 from search.problem import PlanInUse, Problem, Result
 from search.solve import solve
 from search.stop import Stop
-from shardopt.api.answer import move_object
 from shardopt.api.cache import digest
+from shardopt.api.document import Object, finite, move_keys
 from shardopt.config.distributions import measured_distribution
 from shardopt.extras import needs_torchrec
 from shardopt.npz import load_arrays
@@ -76,17 +76,20 @@ class Proposal:
         in_use = self.result.in_use
         return 0.0 if in_use is None else 1 - self.result.best.iteration_ms / in_use.iteration_ms
 
-    def to_object(self) -> dict[str, Any]:
+    def to_object(self) -> Object:
         """Return JSON: ``from`` and ``move`` of ``shardopt plan --json``, ``iteration_ms``,
         ``lower_bound_ms``, and ``measured_ms``, ``gain`` and ``obstacles``."""
-        return {
-            "iteration_ms": self.result.best.iteration_ms,
-            "lower_bound_ms": self.result.lower_bound_ms,
-            **move_object(self.result, self.move, "the running plan"),
-            "measured_ms": self.measured_ms,
-            "gain": self.gain,
-            "obstacles": list(self.obstacles),
-        }
+        data: Object = finite(
+            {
+                "iteration_ms": self.result.best.iteration_ms,
+                "lower_bound_ms": self.result.lower_bound_ms,
+                **move_keys(self.result, self.move, "the running plan"),
+                "measured_ms": self.measured_ms,
+                "gain": self.gain,
+                "obstacles": list(self.obstacles),
+            }
+        )
+        return data
 
 
 def find_proposal(

@@ -1,10 +1,9 @@
 """The store of measured rows: read, append, resume, versions, and errors in files.
 
-Rows are lines of CSV under a header, or a JSON object a line; a `RowKind` describes a line.
+Rows are lines of CSV under a header; a `RowKind` describes a line.
 `RowsFile` adds rows one at a time and writes each to the disk at once, so that a run that is killed
 continues from its file: the line that was cut off is measured again.
 Files that are not lists of rows but one JSON document are read by `read_json`.
-
 """
 
 from __future__ import annotations
@@ -14,18 +13,17 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from predictor.csv_rows import ParsedRows, parse_table
+from predictor.csv_rows import parse_table
 from predictor.errors import InputError
 from shardopt.files import atomic_write_text, decode, read_bytes
 
 T = TypeVar("T")
 Fields = Mapping[str, Any]
-"""A line by its columns or keys: strings in CSV, any JSON values in a JSON object."""
+"""A line by its columns."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,12 @@ class RowKind(Generic[T]):
 
     Args:
         what: a row in words, for messages, such as "calibration row".
-        keys: columns of a CSV file, in their order, or keys that every JSON object has.
+        keys: columns, in their order.
         parse: a line's fields -> the row. Raises ValueError, KeyError, TypeError or AttributeError
             for fields that are no such row.
-        fields: a row -> its fields; those of CSV are written as `str` makes them.
-        json_lines: a line is a JSON object; False: CSV.
+        fields: a row -> its fields, which are written as `str` makes them.
         schema: version that the field `schema` of every line must have; empty: lines have none.
-        comment: first line of the file, which starts with ``#``; CSV alone.
+        comment: first line of the file, which starts with ``#``.
         remedy: advice on a line that cannot be read.
     """
 
@@ -48,7 +45,6 @@ class RowKind(Generic[T]):
     keys: Sequence[str]
     parse: Callable[[Fields], T]
     fields: Callable[[T], Fields]
-    json_lines: bool = False
     schema: str = ""
     comment: str = ""
     remedy: str = "restore the file"
@@ -56,12 +52,10 @@ class RowKind(Generic[T]):
     @property
     def head(self) -> str:
         """Text of a file before its rows."""
-        return "" if self.json_lines else self.comment + _csv_line(self.keys)
+        return self.comment + _csv_line(self.keys)
 
     def line(self, row: T) -> str:
         fields = self.fields(row)
-        if self.json_lines:
-            return json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n"
         return _csv_line([fields[key] for key in self.keys])
 
     def row(self, fields: Fields) -> T:
@@ -70,9 +64,6 @@ class RowKind(Generic[T]):
         Raises:
             ValueError: names the fault.
         """
-        for key in self.keys:
-            if key not in fields:
-                raise ValueError(f"'{key}' is missing")
         if self.schema and fields["schema"] != self.schema:
             raise ValueError(
                 f"schema is '{fields['schema']}', but this version reads '{self.schema}'"
@@ -88,14 +79,9 @@ class RowKind(Generic[T]):
         Raises:
             InputError: a line is no such row; names it.
         """
-        parsed = ParsedRows[T]()
-        if text.strip() and not self.json_lines:
-            parsed = parse_table(path, text, self.keys, self.row)
-        for number, line in enumerate(text.splitlines() if self.json_lines else (), start=1):
-            try:
-                parsed.rows.append(self.row(_json_object(line)))
-            except ValueError as error:
-                parsed.problems.append(f"{path.name}:{number}: {error}")
+        if not text.strip():
+            return []
+        parsed = parse_table(path, text, self.keys, self.row)
         if parsed.problems:
             where, _, why = parsed.problems[0].partition(": ")
             rest = len(parsed.problems) - 1
@@ -110,16 +96,6 @@ def _csv_line(cells: Sequence[object]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()
-
-
-def _json_object(line: str) -> Fields:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"not a JSON object, but {type(value).__name__}")
-    return value
 
 
 def read_rows(path: Path, kind: RowKind[T]) -> list[T]:
@@ -186,14 +162,9 @@ def _text(path: Path, kind: RowKind[Any]) -> str:
 def _whole_lines(text: str, kind: RowKind[Any]) -> str:
     """Return the text without a last line that was cut off.
 
-    A JSON object cannot be read without its end, but a CSV line whose last number is cut off can.
+    A line whose last number is cut off could be read.
     """
-    start = text.rfind("\n") + 1
-    if kind.json_lines and start < len(text):
-        with suppress(ValueError):
-            _json_object(text[start:])
-            return text + "\n"
-    whole = text[:start]
+    whole = text[: text.rfind("\n") + 1]
     return "" if kind.head.startswith(whole) and whole != kind.head else whole
 
 

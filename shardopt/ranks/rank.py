@@ -192,6 +192,11 @@ class Talk:
         self._dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
 
+    def follow(self, act: Callable[[Any], object]) -> None:
+        """Call ``act`` with every value that the first rank shares, until it shares None."""
+        while (value := self.share(None)) is not None:
+            act(value)
+
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value on every rank."""
         values: list[Any] = [None] * self._dist.get_world_size()
@@ -201,6 +206,22 @@ class Talk:
     def close(self) -> None:
         """Leave the group."""
         self._dist.destroy_process_group(self._group)
+
+
+@contextmanager
+def joined_ranks(
+    rank: Rank, backend: str, runtime: Runtime, patience: timedelta = PATIENCE
+) -> Iterator[tuple[Any, Talk]]:
+    """Prepare this process and join the other ranks; yields the rank's device and `Talk`.
+
+    All leave together, as gloo's threads may abort a process that ends before the others.
+    """
+    device = prepare(rank, backend, runtime)
+    join_group(rank, backend)
+    talk = Talk(patience)
+    yield device, talk
+    talk.gather(None)
+    talk.close()
 
 
 @contextmanager

@@ -175,7 +175,7 @@ ops = Ops()
 
 
 @dataclass(frozen=True)
-class Source:
+class BenchmarkSource:
     """A rank's program as text.
 
     Args:
@@ -187,7 +187,7 @@ class Source:
     parts: tuple[tuple[int, int], ...]
 
 
-def source_of(program: RankProgram) -> Source:
+def source_of(program: RankProgram) -> BenchmarkSource:
     """Write the source of a program: a function for each section of its annotations."""
     names: dict[str, str] = {}
     functions: list[tuple[tuple[str, ...], list[str]]] = []
@@ -217,7 +217,7 @@ def source_of(program: RankProgram) -> Source:
         listed.append(f"    ({section!r}, {name}),")
     text += ["ITERATION = [", *listed, "]", "", 'if __name__ == "__main__":']
     text += ["    main(ITERATION, ops)", ""]
-    return Source("\n".join(text), tuple(pairwise([*starts, len(program.calls)])))
+    return BenchmarkSource("\n".join(text), tuple(pairwise([*starts, len(program.calls)])))
 
 
 def _identifier(text: str) -> str:

@@ -2,55 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from predictor.model.plan_json import plan_to_dict
 from search.prefer import TOLERANCE
-from search.tune.advice import Advice, Advised, OtherMachine
-from shardopt.formatting import ms, number, percent, picked, plural, rank_word
-from shardopt.report.blocks import Block, Grid, Heading, Line
+from search.tune.advice import OtherMachine
+from shardopt.api.document import AdviceKeys, Change, Considered, SingleChange
+from shardopt.formatting import ms, number, percent, plural, rank_word
+from shardopt.report.blocks import Block, Heading, Line, TextTable
 
 SHOWN_NAMES = 3
 """Settings without a price that are named per reason."""
 SHOWN_REASONS = 3
+SAME = 5e-4
+"""Change of GPU time per sample below which it counts as none, a fraction."""
 
 
-def advice(advised: Advised | None, device: str) -> list[Block]:
+def advice(answer: AdviceKeys, device: str) -> list[Block]:
     """List the changes that gain most per sample, what they take, and what other machines give.
 
     Args:
         device: ``cuda`` or ``cpu``, of the profile.
     """
-    if advised is None:
+    considered = answer.advice_considered
+    if considered is None:
         return []
     blocks: list[Block] = [Heading("Advice", "what to change beside the plan, by time per sample")]
-    machines = [Line(_machine_words(other, rank_word(device)), "dim") for other in advised.machines]
-    machines += _not_tried(advised)
-    if not advised.advice:
-        return [*blocks, none_saves(advised), *machines]
+    word = rank_word(device)
+    machines = [Line(_machine_words(other, word), "dim") for other in answer.other_machines]
+    machines += _not_tried(considered)
+    if not answer.advice:
+        return [*blocks, none_saves(considered), *machines]
     rows = [
-        (str(place), entry.steps[0].label, *_cells(entry))
-        for place, entry in enumerate(advised.advice, start=1)
+        (str(place), entry.label, *_cells(entry))
+        for place, entry in enumerate(answer.advice, start=1)
     ]
-    together = advised.together
+    together = answer.together
     if together is not None:
-        parts = [str(i) for i, a in enumerate(advised.advice, 1) if a.steps[0] in together.steps]
+        parts = [str(i) for i, a in enumerate(answer.advice, 1) if a.label in together.labels]
         rows.append(("", f"{', '.join(parts[:-1])} and {parts[-1]} together", *_cells(together)))
-    grid = Grid([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
-    return [*blocks, grid, f"To do 1: {advised.advice[0].steps[0].how}.", *machines]
+    grid = TextTable([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
+    return [*blocks, grid, f"To do 1: {answer.advice[0].how}.", *machines]
 
 
-def none_saves(advised: Advised) -> str:
+def none_saves(considered: Considered) -> str:
     """Say that no setting helps."""
-    if not advised.tried:
+    if not considered.tried:
         return "No setting was priced."
-    tried = plural(advised.tried, "setting")
+    tried = plural(considered.tried, "setting")
     return f"None of the {tried} tried saves {percent(TOLERANCE)} or more."
 
 
-def _not_tried(advised: Advised) -> list[Line]:
-    """The number of settings without a price, and the reasons of the first few."""
-    settings = advised.not_tried
+def _not_tried(considered: Considered) -> list[Line]:
+    """The number of settings without a price, and the reasons that hold for most of them."""
+    settings = considered.not_tried
     if not settings:
         return []
     reasons: dict[str, list[str]] = {}
@@ -58,21 +60,21 @@ def _not_tried(advised: Advised) -> list[Line]:
         reasons.setdefault(setting.why, []).append(setting.name)
     words = [
         f"{', '.join(names[:SHOWN_NAMES])}{', ...' if len(names) > SHOWN_NAMES else ''} ({why})"
-        for why, names in list(reasons.items())[:SHOWN_REASONS]
+        for why, names in sorted(reasons.items(), key=lambda entry: -len(entry[1]))[:SHOWN_REASONS]
     ]
     if len(reasons) > SHOWN_REASONS:
         more = plural(len(reasons) - SHOWN_REASONS, "more reason")
         words.append(f"{more} in --json")
-    count = f"{len(settings)} of {plural(len(settings) + advised.tried, 'setting')}"
+    count = f"{len(settings)} of {plural(len(settings) + considered.tried, 'setting')}"
     return [Line(f"{count} not tried: {'; '.join(words)}.", "dim")]
 
 
-def advice_words(entry: Advice) -> str:
+def advice_words(entry: SingleChange) -> str:
     """``index_dedup: true on t_item saves 28 % of the time per sample``."""
-    return f"{entry.steps[0].label} saves {percent(entry.gain)} of the time per sample"
+    return f"{entry.label} saves {percent(entry.gain)} of the time per sample"
 
 
-def _cells(entry: Advice) -> tuple[str, str, str]:
+def _cells(entry: Change) -> tuple[str, str, str]:
     again = () if entry.same_plan else ("another plan",)
     return f"-{percent(entry.gain)}", number(entry.iteration_ms), ", ".join((*entry.costs, *again))
 
@@ -83,49 +85,5 @@ def _machine_words(other: OtherMachine, rank: str) -> str:
         return f"With a network {other.value:g} times as fast: {rate}."
     more = other.gpu_time - 1
     word = "more" if more > 0 else "less"
-    return (
-        f"With {other.value} {rank}s: {rate}, {percent(abs(more))} {word} {rank} time per sample."
-    )
-
-
-def advice_object(advised: Advised | None) -> dict[str, Any]:
-    """Return the advice as ``plan --json`` and ``explain --json`` hold it.
-
-    Keys:
-        advice: best first: ``name`` of the setting, ``target`` (a table, or null for the model),
-            ``value``, ``iteration_ms``, ``gain`` (share of the time per sample), ``costs``,
-            ``how``, and ``same_plan`` (false: the time is of another plan, in ``tables``).
-        together: null, or what several of them give: ``names``, ``targets``, ``values`` and the
-            same keys.
-        advice_considered: ``tried`` (number of settings that were predicted) and ``not_tried``,
-            each with ``name`` and ``why``; null where no advice was asked for.
-        other_machines: ``name`` (``gpus`` or ``network``, in times of its rate), ``value``,
-            ``iteration_ms`` of the plan placed again, ``gain`` (as above, of the whole job) and
-            ``gpu_time`` (of a sample, as a multiple).
-    """
-    considered = advised and {
-        "tried": advised.tried,
-        "not_tried": [vars(entry) for entry in advised.not_tried],
-    }
-    advised = advised or Advised()
-    together = advised.together
-    return {
-        "advice": [
-            {**picked(entry.steps[0], "name", "target", "value", "how"), **_result(entry)}
-            for entry in advised.advice
-        ],
-        "together": together
-        and {
-            "names": [step.name for step in together.steps],
-            "targets": [step.target for step in together.steps],
-            "values": [step.value for step in together.steps],
-            **_result(together),
-        },
-        "advice_considered": considered,
-        "other_machines": [vars(other) for other in advised.machines],
-    }
-
-
-def _result(entry: Advice) -> dict[str, Any]:
-    tables = {} if entry.same_plan else {"tables": plan_to_dict(entry.plan)["tables"]}
-    return {**picked(entry, "iteration_ms", "gain", "costs", "same_plan"), **tables}
+    change = "the same" if abs(more) < SAME else f"{percent(abs(more))} {word}"
+    return f"With {other.value} {rank}s: {rate}, {change} {rank} time per sample."

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pydantic import BaseModel
+
 
 @dataclass(frozen=True)
 class Heading:
@@ -74,7 +76,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Grid:
+class TextTable:
     """A table.
 
     Args:
@@ -90,7 +92,7 @@ class Grid:
     name: str = ""
 
 
-Block: TypeAlias = Heading | Line | Legend | Grid | str
+Block: TypeAlias = Heading | Line | Legend | TextTable | str
 """A text is a plain line; an empty one separates."""
 
 
@@ -106,7 +108,7 @@ class View:
         code: with which the command ends; 0 where all is done.
     """
 
-    data: Mapping[str, Any]
+    data: Mapping[str, Any] | BaseModel
     full: Sequence[Block]
     brief: Sequence[Block] = ()
     notes: Sequence[str] = ()

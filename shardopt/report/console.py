@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardopt.printable import printable
-from shardopt.report.blocks import KINDS, Bar, Block, Cell, Grid, Heading, Legend, Line
+from shardopt.report.blocks import KINDS, Bar, Block, Cell, Heading, Legend, Line, TextTable
 
 MAX_WIDTH = 120
 PLAIN_WIDTH = 100
@@ -63,7 +63,7 @@ def draw(console: Console, blocks: Iterable[Block]) -> None:
     for block in blocks:
         if isinstance(block, Heading):
             heading(console, block.title, block.aside)
-        elif isinstance(block, Grid):
+        elif isinstance(block, TextTable):
             drawn = _table(block, console.width)
             show(console, drawn) if block.columns else console.print(drawn)
         elif isinstance(block, Legend):
@@ -85,7 +85,7 @@ def heading(console: Console, title: str, aside: str = "") -> None:
 
 
 def table(*columns: str) -> Table:
-    """An empty table; `Grid` says what its columns are."""
+    """An empty table; `TextTable` says what its columns are."""
     table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
     )
@@ -111,7 +111,7 @@ def line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style))
 
 
-def _table(grid: Grid, width: int) -> Table:
+def _table(grid: TextTable, width: int) -> Table:
     """A grid on a console of so many columns; bars take the room that is left."""
     if grid.columns:
         drawn = table(*grid.columns)

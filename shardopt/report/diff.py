@@ -6,34 +6,56 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from predictor.model.plan import ShardingPlan, TablePlan
+from shardopt.api.document import JsonObject, key
 from shardopt.explain.differences import TableDiff, header_diffs, table_diffs
 from shardopt.formatting import ms, plural, ranks_text, times, type_mix
-from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.report.blocks import Block, Heading, TextTable, View
 
 ABSENT = "-"
 
 
-def diff_view(names: tuple[str, str], a: ShardingPlan, b: ShardingPlan) -> View:
-    """``shardopt diff``.
+class TableSide(JsonObject):
+    """A table in one of the plans."""
 
-    Keys:
-        same: no table differs and both are for the same ranks.
-        header: key of plan.json -> ``[value in A, value in B]``, where they differ.
-        tables: key -> ``differs`` (of ``type``, ``kernel``, ``split``, ``ranks``, ``parameters``,
-            ``tables`` when one plan lacks it), ``a`` and ``b``: ``sharding_type``,
-            ``compute_kernel``, ``ranks``, ``columns`` of a shard; null where a plan lacks it.
-        tables_same: number of tables that do not differ.
-    """
+    sharding_type: str
+    compute_kernel: str
+    ranks: tuple[int, ...]
+    columns: int = key("Of a shard.", "shards", 0, "size", 1)
+
+
+class TableDifference(JsonObject):
+    """A table that two plans shard or place differently."""
+
+    differs: list[str] = key(
+        "``type``, ``kernel``, ``split``, ``ranks``, ``parameters``, or ``tables`` where one plan "
+        "lacks it.",
+        "what",
+    )
+    a: TableSide | None = key("Null where a plan lacks it.")
+    b: TableSide | None
+
+
+class DiffAnswer(JsonObject):
+    """``shardopt diff``."""
+
+    same: bool = key("No table differs and both are for the same ranks.")
+    header: dict[str, tuple[Any, Any]] = key("Key of plan.json -> value in A and in B.")
+    tables: dict[str, TableDifference]
+    tables_same: int = key("Number of tables that do not differ.")
+
+
+def diff_view(names: tuple[str, str], a: ShardingPlan, b: ShardingPlan) -> View:
+    """``shardopt diff``."""
     diffs, header = table_diffs(a, b), header_diffs(a, b)
     same = len({*a.tables, *b.tables}) - len(diffs)
-    data = {
-        "same": not diffs and not {"world_size", "local_world_size"} & header.keys(),
-        "header": {key: list(values) for key, values in header.items()},
-        "tables": {
-            d.table: {"differs": list(d.what), "a": _side(d.a), "b": _side(d.b)} for d in diffs
-        },
-        "tables_same": same,
-    }
+    answer = DiffAnswer.model_validate(
+        {
+            "same": not diffs and not {"world_size", "local_world_size"} & header.keys(),
+            "header": header,
+            "tables": {diff.table: diff for diff in diffs},
+            "tables_same": same,
+        }
+    )
     report: list[Block] = [
         "",
         *(
@@ -45,30 +67,19 @@ def diff_view(names: tuple[str, str], a: ShardingPlan, b: ShardingPlan) -> View:
     if diffs:
         rows = [(d.table, ", ".join(d.what), _words(d, d.a), _words(d, d.b)) for d in diffs]
         report.append(Heading(f"{plural(len(diffs), 'table')} differ, {same} do not"))
-        report.append(Grid(["~table", "~differs in", "~A", "~B"], rows))
+        report.append(TextTable(["~table", "~differs in", "~A", "~B"], rows))
     else:
         report.append(f"No table differs ({same}).")
-    return View(data, report)
-
-
-def _side(plan: TablePlan | None) -> dict[str, Any] | None:
-    if plan is None:
-        return None
-    return {
-        "sharding_type": plan.sharding_type.value,
-        "compute_kernel": plan.compute_kernel.value,
-        "ranks": list(plan.ranks),
-        "columns": plan.shards[0].size[1],
-    }
+    return View(answer, report)
 
 
 def _header_lines(header: dict[str, tuple[Any, Any]]) -> Iterator[str]:
     a, b = header.get("iteration_ms", (None, None))
     if isinstance(a, int | float) and isinstance(b, int | float) and min(a, b) > 0:
         yield f"Predicted when written: A {ms(a)}, B {ms(b)} ({times(b / a)})."
-    for key, (value_a, value_b) in header.items():
-        if key not in ("iteration_ms", "lower_bound_ms", "seed"):
-            yield f"{key}: {_value(value_a)} in A, {_value(value_b)} in B"
+    for name, (value_a, value_b) in header.items():
+        if name not in ("iteration_ms", "lower_bound_ms", "seed"):
+            yield f"{name}: {_value(value_a)} in A, {_value(value_b)} in B"
 
 
 def _value(value: object) -> str:

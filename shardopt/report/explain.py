@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
-from predictor.iteration.critical_path import HOST, Segment
-from predictor.predict import Prediction
-from shardopt.api.setting import Setting
-from shardopt.explain.explanation import Explanation, PredictedPlan
+from predictor.iteration.critical_path import HOST
+from shardopt.api.document import ExplainAnswer, PathSegment
 from shardopt.explain.uneven import waiting_words
-from shardopt.explain.waits import Wait, host_work
-from shardopt.formatting import ms, number, percent, phase_words, picked, plural
-from shardopt.report.advice import advice, advice_object
-from shardopt.report.blocks import Block, Grid, Heading, View
-from shardopt.report.plan import deciding_lines, deciding_object, proved_text
+from shardopt.formatting import ms, number, percent, phase_words, plural
+from shardopt.report.advice import advice
+from shardopt.report.blocks import Block, Heading, TextTable, View
+from shardopt.report.plan import deciding_lines, proved_text
 from shardopt.report.prediction import (
     breakdown,
     doubts,
     headlines,
-    predicted_objects,
-    prediction_object,
     ranks,
     setting_facts,
     side_by_side,
-    tables_object,
     time_line,
 )
 
@@ -38,62 +30,49 @@ SAME_MS = 5e-4
 NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % of the iteration."
 
 
-def explain_view(setting: Setting, explanation: Explanation, notes: Sequence[str] = ()) -> View:
+def explain_view(answer: ExplainAnswer, notes: Sequence[str] = ()) -> View:
     """Return all forms of an explanation.
 
     Args:
         notes: further notes, such as files that were written.
     """
     return View(
-        explain_object(explanation, setting.facts()),
-        [setting_facts(setting), *report(explanation, setting.hardware.device)],
-        headlines(explanation.plans),
-        [*setting.notes, *notes],
+        answer,
+        [setting_facts(answer.setting), *report(answer)],
+        headlines(answer.plans),
+        [*answer.setting.notes, *notes],
     )
 
 
-def report(explanation: Explanation, device: str) -> list[Block]:
-    """The whole report: the plan in words, then in tables, then what would change its time.
-
-    Args:
-        device: ``cuda`` or ``cpu``, of the profile.
-    """
-    predicted, prediction = explanation.subject, explanation.subject.prediction
-    several = bool(explanation.others)
+def report(answer: ExplainAnswer) -> list[Block]:
+    """The whole report: the plan in words, then in tables, then what would change its time."""
+    bound_ms = answer.lower_bound_ms
     return [
         "",
-        time_line(predicted),
-        *_proved(predicted),
-        *deciding_lines(explanation.deciding),
-        *doubts(prediction, predicted.name),
-        *in_words(explanation),
-        *advice(explanation.advised, device),
-        *(side_by_side(explanation.plans) if several else ()),
-        Heading("Where the time goes", f"{predicted.name}, along its critical path"),
-        *breakdown(prediction),
-        *critical_path(prediction),
-        *ranks(prediction),
-        *single_changes(explanation),
-        *what_if(explanation),
+        time_line(answer),
+        *([] if bound_ms is None else [proved_text("this plan", answer.iteration_ms, bound_ms)]),
+        *deciding_lines(answer.deciding),
+        *doubts(answer, answer.plan),
+        *in_words(answer),
+        *advice(answer, answer.setting.hardware.device),
+        *(side_by_side(answer.plans) if answer.others else ()),
+        Heading("Where the time goes", f"{answer.plan}, along its critical path"),
+        *breakdown(answer),
+        *critical_path(answer),
+        *ranks(answer),
+        *single_changes(answer),
+        *what_if(answer),
     ]
 
 
-def _proved(predicted: PredictedPlan) -> list[str]:
-    """Say what is proved of the plan, where its file holds a bound."""
-    if predicted.bound_ms is None:
-        return []
-    return [proved_text("this plan", predicted.prediction.iteration_ms, predicted.bound_ms)]
-
-
-def in_words(explanation: Explanation) -> list[str]:
+def in_words(answer: ExplainAnswer) -> list[str]:
     """Say what to know first: the largest part, the busiest rank, which rank waits for what."""
-    prediction = explanation.subject.prediction
-    phase, part = max(prediction.breakdown.items(), key=lambda item: item[1])
-    share = percent(part / prediction.iteration_ms)
+    phase, part = max(answer.breakdown.items(), key=lambda item: item[1])
+    share = percent(part / answer.iteration_ms)
     sentences = [f"The largest part is {phase_words(phase)}: {ms(part)}, {share} of the iteration."]
-    if HOST in prediction.breakdown:
-        sentences += _host_words(prediction)
-    loads = prediction.per_rank
+    if HOST in answer.breakdown:
+        sentences += _host_words(answer)
+    loads = answer.per_rank
     if len(loads) > 1:
         busiest = min(loads, key=lambda load: (load.idle_ms, load.rank))
         idle_ms = [load.idle_ms for load in loads if load is not busiest]
@@ -104,18 +83,18 @@ def in_words(explanation: Explanation) -> list[str]:
             else f"Rank {busiest.rank} is the busiest (idle for {ms(busiest.idle_ms)}); "
             f"the other ranks are idle for {ms(sum(idle_ms) / len(idle_ms))} on average."
         )
-        sentences += [wait.words for wait in explanation.waits[:MAX_WAITS]]
-        uneven = waiting_words(prediction)
+        sentences += [wait.words for wait in answer.waits[:MAX_WAITS]]
+        uneven = waiting_words(answer.prediction)
         if uneven is not None:
             sentences.append(f"{uneven}.")
-        elif not explanation.waits:
+        elif not answer.waits:
             sentences.append(NO_WAITS)
-    return [*sentences, *(f"{note}." for note in explanation.memory_notes)]
+    return [*sentences, *(f"{note}." for note in answer.memory_notes)]
 
 
-def _host_words(prediction: Prediction) -> list[str]:
+def _host_words(answer: ExplainAnswer) -> list[str]:
     """Say what the host does in an iteration, where GPUs wait for it."""
-    work = host_work(prediction.graph)
+    work = answer.host_work
     if sum(work.values()) < SAME_MS:
         return []
     names = {phase: phase_words(phase) for phase in work}
@@ -127,7 +106,7 @@ def _host_words(prediction: Prediction) -> list[str]:
     return [f"The host issues work for {ms(sum(work.values()))} an iteration: {shown}{more}."]
 
 
-def _what_runs(section: Sequence[Segment]) -> str:
+def _what_runs(section: Sequence[PathSegment]) -> str:
     """The operations by name, as many as fit a line."""
     if section[0].phase == HOST:
         return "the device waits for the host to issue work"
@@ -136,67 +115,70 @@ def _what_runs(section: Sequence[Segment]) -> str:
     return ", ".join(names[:2]) + more
 
 
-def critical_path(prediction: Prediction) -> list[Block]:
+def critical_path(answer: ExplainAnswer) -> list[Block]:
     """The sections of the critical path."""
     aside = "one iteration of the steady state, in order of time"
-    return [Heading("Critical path", aside), *path_grid(prediction.critical_path)]
+    return [Heading("Critical path", aside), *path_grid(answer.critical_path)]
 
 
-def path_grid(path: Sequence[Segment]) -> list[Block]:
+def path_grid(path: Sequence[PathSegment]) -> list[Block]:
     """A row for each of the longest sections of a critical path, in order of time: neighbours of
     one phase and rank are one section."""
     rows, lengths = [], []
     for (phase, rank), run in groupby(path, key=lambda s: (s.phase, s.rank)):
         section = list(run)
         lengths.append(section[-1].end_ms - section[0].start_ms)
-        start = number(section[0].start_ms - path[0].start_ms)
         words = phase_words(phase), _what_runs(section)
-        rows.append((start, number(lengths[-1]), str(rank), *words))
+        rows.append((number(section[0].start_ms), number(lengths[-1]), str(rank), *words))
     by_length = sorted(range(len(rows)), key=lambda at: -lengths[at])
     shown, short = sorted(by_length[:MAX_SECTIONS]), by_length[MAX_SECTIONS:]
     columns = [">from ms", ">ms", ">rank", "<phase", "~what runs"]
-    grid: list[Block] = [Grid(columns, [rows[at] for at in shown])]
+    grid: list[Block] = [TextTable(columns, [rows[at] for at in shown])]
     if short:
         total = ms(sum(lengths[at] for at in short))
         grid.append(f"{len(short)} shorter steps ({total} in total) are not shown.")
     return grid
 
 
-def single_changes(explanation: Explanation) -> list[Block]:
+def single_changes(answer: ExplainAnswer) -> list[Block]:
     """The changes of the plan itself that help most, each alone."""
-    changes, before = explanation.changes, explanation.subject.prediction.iteration_ms
-    aside = "each alone; settings beside the plan stand under Advice"
-    if explanation.advised is None:
-        aside = "each alone"
+    changes = answer.changes
+    aside = "each alone"
+    if answer.advice_considered is not None:
+        aside += "; settings beside the plan stand under Advice"
     heading = Heading("Single changes of the plan", aside)
-    if not changes.helpful:
+    if not changes.found:
         return [heading, f"{changes.none_words}."]
     rows = [
-        (c.words, number(c.saving_ms), percent(c.saving_ms / before), number(c.iteration_ms))
-        for c in changes.helpful
+        (
+            change.change,
+            number(change.saving_ms),
+            percent(change.saving_ms / answer.iteration_ms),
+            number(change.iteration_ms),
+        )
+        for change in changes.found
     ]
     return [
         heading,
-        Grid(["~change", ">saves ms", ">share", ">then ms"], rows),
+        TextTable(["~change", ">saves ms", ">share", ">then ms"], rows),
         f"The best of {plural(changes.tried, 'change')} tried.",
     ]
 
 
-def what_if(explanation: Explanation) -> list[Block]:
+def what_if(answer: ExplainAnswer) -> list[Block]:
     """The same plan with one thing changed that is not the plan."""
-    before = explanation.subject.prediction.iteration_ms
     rows = [
         (
             item.change,
             number(item.iteration_ms),
             signed(item.change_ms),
-            signed_percent(item.change_ms / before),
+            signed_percent(item.change_ms / answer.iteration_ms),
         )
-        for item in explanation.what_if
+        for item in answer.sensitivity
     ]
     return [
         Heading("Sensitivity", "the same plan, predicted with one thing changed"),
-        Grid(["~change", ">ms", ">change ms", ">"], rows),
+        TextTable(["~change", ">ms", ">change ms", ">"], rows),
     ]
 
 
@@ -212,73 +194,3 @@ def signed_percent(fraction: float) -> str:
     if abs(fraction) < 5e-4:
         return ""
     return ("+" if fraction > 0 else "-") + percent(abs(fraction))
-
-
-def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """``shardopt explain --json``.
-
-    Args:
-        facts: of the setting.
-
-    Keys beside the facts, ``plan`` and those of `prediction_object`:
-        lower_bound_ms: no plan is predicted to be faster, as the search proved that wrote the plan;
-            null where it was for another model or machine.
-        critical_path: a list of ``name``, ``phase``, ``resource``, ``rank``, ``start_ms`` and
-            ``duration_ms``, in order of time from the start of the period.
-        host_work: phase -> ms that the busiest host takes to issue its work; the fixed time of an
-            iteration counts with the optimizer.
-        waits: on the critical path, the longest first: ``collective``, ``phase``, ``rank``,
-            ``late_rank``, ``wait_ms``, ``median_ms``, ``words``, ``causes`` (``name``, ``phase``,
-            ``late_ms``, ``excess_ms``, ``tables``: key -> share, ``more`` that are not named).
-        changes: ``tried``, and ``found``: at most three that share no table, most helpful first:
-            ``change``, ``tables`` (as in plan.json), ``iteration_ms``, ``saving_ms``.
-        advice, together, other_machines: `advice_object`.
-        memory_notes: why tables are in host memory, and what their caches waste, a sentence each.
-        sensitivity: a list of ``kind``, ``change``, ``iteration_ms`` and ``change_ms``.
-        deciding: `deciding_object`.
-        others: the further plans: ``plan`` and the keys of `prediction_object`.
-    """
-    return {
-        **facts,
-        "plan": explanation.subject.name,
-        **prediction_object(explanation.subject.prediction),
-        "lower_bound_ms": explanation.subject.bound_ms,
-        "critical_path": path_object(explanation.subject.prediction.critical_path),
-        "host_work": host_work(explanation.subject.prediction.graph),
-        "waits": [_wait_object(wait) for wait in explanation.waits],
-        "changes": {
-            "tried": explanation.changes.tried,
-            "found": [
-                {
-                    "change": change.words,
-                    "tables": tables_object(
-                        replace(explanation.subject.plan, tables=change.tables)
-                    ),
-                    **picked(change, "iteration_ms", "saving_ms"),
-                }
-                for change in explanation.changes.helpful
-            ],
-        },
-        **advice_object(explanation.advised),
-        "memory_notes": list(explanation.memory_notes),
-        "sensitivity": [asdict(item) for item in explanation.what_if],
-        "deciding": deciding_object(explanation.deciding),
-        "others": predicted_objects(explanation.others),
-    }
-
-
-def _wait_object(wait: Wait) -> dict[str, Any]:
-    causes = [{**asdict(cause), "tables": dict(cause.tables)} for cause in wait.causes]
-    return {**asdict(wait), "words": wait.words, "causes": causes}
-
-
-def path_object(path: Sequence[Segment]) -> list[dict[str, Any]]:
-    """Segments of a critical path for JSON; times count from its start."""
-    origin = path[0].start_ms if path else 0.0
-    return [
-        {
-            **picked(segment, "name", "phase", "resource", "rank", "duration_ms"),
-            "start_ms": segment.start_ms - origin,
-        }
-        for segment in path
-    ]

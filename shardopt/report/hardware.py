@@ -8,7 +8,7 @@ from typing import Any
 from predictor.hardware.loader import DEFAULT_HARDWARE
 from predictor.hardware.schema import PROVENANCE_ORDER, Group, HardwareProfile, KnownError
 from shardopt.formatting import KIND_WORDS, percent, plural
-from shardopt.report.blocks import Block, Grid, Heading, Line, View
+from shardopt.report.blocks import Block, Heading, Line, TextTable, View
 
 TORCHREC = "TorchRec"
 _NOT_CONSTANTS = ("provenance", "rel_error", "law")
@@ -44,10 +44,10 @@ def list_view(profiles: Sequence[HardwareProfile]) -> View:
         {"default": DEFAULT_HARDWARE, "profiles": data},
         [
             Heading("Hardware profiles", "shipped with shardopt; a path to a profile works too"),
-            Grid(columns, rows),
+            TextTable(columns, rows),
             f"* the default. `shardopt hardware {DEFAULT_HARDWARE}` shows it with its sources.",
             Heading("Known errors", errors_of),
-            Grid(
+            TextTable(
                 ["<name", "~on rows not used for fitting"], [(p.name, _errors(p)) for p in profiles]
             ),
         ],
@@ -142,7 +142,7 @@ def _group(name: str, group: Group, place: str) -> list[Block]:
         Heading(name, f"{place}{KIND_WORDS[origin.kind]}; {within}"),
         Line("; ".join(" ".join(d.split()) for d in details), "dim"),
         f"Known error: {error_words(origin.error)}",
-        Grid(["<constant", "~value"], constants),
+        TextTable(["<constant", "~value"], constants),
     ]
 
 

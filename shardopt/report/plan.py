@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from predictor.model.plan import TablePlan
 from predictor.units import format_bytes
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import ExpectedGain
-from search.in_use.price import Move
-from search.problem import REGRET, Result, TieSummary
-from shardopt.api.answer import Answer, move_object
+from search.problem import NOMINAL, REGRET, TieSummary
+from shardopt.api.document import AdviceAnswer, MoveAnswer, PlanAnswer
 from shardopt.explain.deciding import DecidingConstant, deciding_text
-from shardopt.explain.host import host_bound, host_words
+from shardopt.explain.host import host_words
 from shardopt.explain.uneven import uneven_words
 from shardopt.formatting import (
     USUAL_KERNELS,
     at_most,
     gap_of,
-    hbm_use,
     interval,
-    memory_title,
     ms,
     number,
     percent,
     phase_words,
-    picked,
     plural,
     points,
     ranks_text,
@@ -37,18 +30,18 @@ from shardopt.formatting import (
     type_mix,
 )
 from shardopt.race import Confirmation
-from shardopt.report.advice import advice, advice_object, advice_words
-from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
-from shardopt.report.constraints import constraints, constraints_object, constraints_words
+from shardopt.report.advice import advice, advice_words
+from shardopt.report.blocks import Block, Heading, Line, TextTable, View, warning
+from shardopt.report.constraints import constraints, constraints_words
 from shardopt.report.prediction import (
     PROVENANCE_SENTENCES,
     based_on,
     breakdown,
     doubts,
     memory_lines,
-    prediction_object,
+    memory_title,
+    memory_use,
     setting_facts,
-    tables_object,
 )
 
 OPTIMAL = 1e-9
@@ -58,79 +51,64 @@ SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
 
 
-def plan_view(answer: Answer, end: Sequence[str], in_use: Path | None = None) -> View:
+def plan_view(answer: PlanAnswer, end: Sequence[str]) -> View:
     """Return all forms of an answer.
 
     Args:
         end: what became of the plan, and what to type next.
-        in_use: path of the plan in use, as given.
     """
-    data, brief = plan_object(answer, in_use), headline(answer)
-    confirmation = answer.confirmation
+    brief, confirmation = headline(answer), answer.confirmation
     if confirmation is not None:
-        data, brief = (
-            {**data, **confirmation.as_object()},
-            [*brief, gained(confirmation, answer.gain)],
-        )
-    return View(data, report(answer, end), brief)
+        brief.append(gained(confirmation, answer.expected_gain))
+    return View(answer, report(answer, end), brief)
 
 
-def advice_view(answer: Answer) -> View:
-    """The advice alone, at a plan that was not searched for.
-
-    Keys, in addition to those of ``answer.head`` and `advice_object`:
-        iteration_ms, found_by: of the plan that settings are priced at.
-    """
-    first = answer.result.best
-    where = f"{finder_words(first.found_by)}, {ms(first.iteration_ms)}"
-    data = {**answer.head, **picked(first, "iteration_ms", "found_by")}
+def advice_view(answer: AdviceAnswer) -> View:
+    """The advice alone, at a plan that was not searched for."""
+    where = f"{finder_words(answer.found_by)}, {ms(answer.iteration_ms)}"
     blocks: list[Block] = [
         setting_facts(answer.setting),
-        *advice(answer.advised, answer.setting.hardware.device),
+        *advice(answer, answer.device),
         f"No plan was searched for; settings are priced at that of {where}.",
     ]
-    return View({**data, **advice_object(answer.advised)}, blocks, notes=answer.setting.notes)
+    return View(answer, blocks, notes=answer.setting.notes)
 
 
-def report(answer: Answer, end: Sequence[str]) -> list[Block]:
+def report(answer: PlanAnswer, end: Sequence[str]) -> list[Block]:
     """Report the verdict, the ranking, then the details of the best plan."""
     lever, best = answer.lever, answer.best
-    lead = [answer.verdict, *constraints_words(answer.constraint_costs)]
+    lead = [answer.verdict, *constraints_words(answer)]
     if lever is not None:
         lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
-    waits = host_bound(best, answer.setting.hardware)
-    if waits is not None:
-        lead.append(host_words(waits))
-    uneven = uneven_words(best, gap_of(best.iteration_ms, answer.result.lower_bound_ms))
+    if answer.host_bound is not None:
+        lead.append(host_words(answer.host_bound))
+    uneven = uneven_words(best.prediction, answer.gap)
     if uneven is not None:
         lead.append(uneven)
     return [
         *(Line(text, "bold") for text in lead),
         "",
         setting_facts(answer.setting),
-        *advice(answer.advised, answer.setting.hardware.device),
-        *constraints(answer.constraint_costs),
-        *measured(answer.confirmation, answer.gain),
+        *advice(answer, answer.device),
+        *constraints(answer),
+        *measured(answer.confirmation, answer.expected_gain),
         *_ranking(answer),
-        *_in_use(answer.result, answer.move),
+        *_in_use(answer),
         Heading("Where the time goes", "plan 1, along its critical path"),
         *breakdown(best),
         *_network(answer),
         *memory_lines(best.memory),
         "",
         *_proved(answer),
-        *(
-            warning(f"Note: {note}.")
-            for note in (*answer.result.bound_notes, *answer.setting.notes)
-        ),
+        *(warning(f"Note: {note}.") for note in (*answer.bound_notes, *answer.notes)),
         *end[:-1],
         Line(f"  {end[-1]}", "bold"),
     ]
 
 
-def _network(answer: Answer) -> list[str]:
+def _network(answer: PlanAnswer) -> list[str]:
     """The stage that the network between hosts decides, and the same plan over other networks."""
-    part, total = answer.network, answer.best.iteration_ms
+    part, total = answer.between_hosts, answer.iteration_ms
     if part is None:
         return []
     lines = ["No stage of this plan is bound by the network between hosts."]
@@ -146,61 +124,54 @@ def _network(answer: Answer) -> list[str]:
     return lines
 
 
-def headline(answer: Answer) -> list[Block]:
+def headline(answer: PlanAnswer) -> list[Block]:
     """The report under ``--quiet``: one line; before it that sharding does not matter and what the
     constraints cost, after it the regret where that is minimised, and the constant that decides if
     nobody has measured it."""
-    best, result = answer.best, answer.result
-    gap = gap_of(best.iteration_ms, result.lower_bound_ms)
-    proved = "" if gap is None else f", {at_most(gap)} from optimal"
+    proved = "" if answer.gap is None else f", {at_most(answer.gap)} from optimal"
     lines = [
-        f"{ms(best.iteration_ms)} per iteration{proved}; {type_mix(result.best.plan)}. "
-        f"{PROVENANCE_SENTENCES[best.provenance]}"
+        f"{ms(answer.iteration_ms)} per iteration{proved}; {type_mix(answer.best.sharding_plan)}. "
+        f"{PROVENANCE_SENTENCES[answer.provenance]}"
     ]
-    lines[:0] = constraints_words(answer.constraint_costs)
-    if answer.stakes is not None and not answer.stakes.matters:
+    lines[:0] = constraints_words(answer)
+    if not answer.sharding_matters:
         lines.insert(0, answer.verdict)
-    if result.aim == REGRET:
-        lines.append(regret_text(result) or "")
+    if answer.objective == REGRET:
+        lines.append(regret_text(answer) or "")
     if answer.deciding and answer.deciding[0].unmeasured:
         lines.append(deciding_text(answer.deciding[0]))
     return [Line(text, wraps=False) for text in lines if text]
 
 
-def _ranking(answer: Answer) -> list[Block]:
+def _ranking(answer: PlanAnswer) -> list[Block]:
     """Plans, best first, then TorchRec's."""
-    result = answer.result
-    rows = []
-    for place, (ranked, prediction) in enumerate(
-        zip(result.plans, answer.predictions, strict=True), start=1
-    ):
-        rows.append(
-            (
-                str(place),
-                number(prediction.iteration_ms),
-                _above(prediction.iteration_ms, result),
-                interval(prediction.interval_ms),
-                hbm_use(prediction.memory),
-                type_mix(ranked.plan),
-                finder_words(ranked.found_by),
-            )
+    rows = [
+        (
+            str(place),
+            number(plan.iteration_ms),
+            _above(plan.iteration_ms, answer),
+            interval(plan.interval_ms),
+            memory_use(plan.memory),
+            type_mix(plan.sharding_plan),
+            finder_words(plan.found_by),
         )
-    theirs = result.baselines.get(TORCHREC)
-    if theirs is not None and all(ranked_plan.found_by != TORCHREC for ranked_plan in result.plans):
-        plan = result.baseline_plans.get(TORCHREC)
-        mix = "" if plan is None else type_mix(plan)
-        above = _above(theirs, result)
+        for place, plan in enumerate(answer.plans, start=1)
+    ]
+    theirs = answer.baselines.get(TORCHREC)
+    if theirs is not None and all(plan.found_by != TORCHREC for plan in answer.plans):
+        mix = "" if answer.torchrecs is None else type_mix(answer.torchrecs)
+        above = _above(theirs, answer)
         rows.append(("", number(theirs), above, "", "", mix, finder_words(TORCHREC)))
     kind = memory_title(answer.best.memory)
     columns = [">#", ">ms", ">vs bound", "<90 % interval", f">{kind}", "~sharding", "~found by"]
     return [
         Heading("Plans", "predicted iteration time; plan 1 is the answer"),
-        Grid(columns, rows, strong=0),
+        TextTable(columns, rows, strong=0),
     ]
 
 
-def _above(time_ms: float, result: Result) -> str:
-    gap = gap_of(time_ms, result.lower_bound_ms)
+def _above(time_ms: float, answer: PlanAnswer) -> str:
+    gap = gap_of(time_ms, answer.lower_bound_ms)
     shown = "?" if gap is None else percent(gap)
     return shown if shown[0] in "<?" else f"+{shown}"
 
@@ -215,22 +186,21 @@ def deciding_lines(constants: Sequence[DecidingConstant]) -> list[Block]:
     return [warning(deciding_text(constant)) for constant in constants[:SHOWN_CONSTANTS]]
 
 
-def _proved(answer: Answer) -> list[Block]:
+def _proved(answer: PlanAnswer) -> list[Block]:
     """Say what the headline number is based on, what decides it and what is proved."""
-    result, best = answer.result, answer.best
     texts = (
-        _claim(best.iteration_ms, result),
-        preferred_text(result),
-        ties_text(result),
-        regret_text(result),
-        passed_over_text(result),
-        _CUT.get(result.stopped_by),
+        _claim(answer),
+        preferred_text(answer),
+        ties_text(answer),
+        regret_text(answer),
+        passed_over_text(answer),
+        _CUT.get(answer.stopped_by),
     )
     return [
-        based_on(best),
+        based_on(answer.best),
         *deciding_lines(answer.deciding),
         *filter(None, texts),
-        *doubts(best, "Plan 1"),
+        *doubts(answer.best, "Plan 1"),
     ]
 
 
@@ -240,30 +210,28 @@ _CUT = {
 }
 
 
-def preferred_text(result: Result) -> str | None:
+def preferred_text(answer: PlanAnswer) -> str | None:
     """Say why the best plan is not the fastest one, where it is not."""
-    if result.fastest is None:
+    if answer.preferred_to is None:
         return None
-    slower = percent(result.best.iteration_ms / result.fastest.iteration_ms - 1)
-    if result.in_use is not None:
-        steps = f"{result.in_use.horizon:,} steps"
+    slower = percent(answer.iteration_ms / answer.preferred_to.iteration_ms - 1)
+    if answer.from_ is not None:
+        steps = f"{answer.from_.horizon:,} steps"
         return f"A plan predicted to be {slower} faster does not pay for its move in {steps}."
-    if result.aim != "nominal":
+    if answer.objective != NOMINAL:
         return f"The fastest plan found is predicted to be {slower} faster than plan 1."
     return f"Plan 1 is preferred to a plan predicted to be {slower} faster."
 
 
-def _claim(best_ms: float, result: Result) -> str:
+def _claim(answer: PlanAnswer) -> str:
     """Say what the bound proves, and of which plans."""
-    gap = gap_of(best_ms, result.lower_bound_ms)
-    in_use = result.in_use
-    limited = in_use is not None and in_use.max_moves and in_use.max_moves < len(in_use.plan.tables)
-    which = "no plan"
-    if in_use is not None and limited:
-        which = f"no plan that moves {plural(in_use.max_moves or 0, 'table')} or fewer"
-    if gap is None:
+    if answer.gap is None:
         return "Nothing is proved about optimality: the lower bound is 0 ms."
-    return proved_text("plan 1", best_ms, result.lower_bound_ms, which)
+    moves = None if answer.from_ is None else answer.from_.max_moves
+    which = "no plan"
+    if moves and moves < len(answer.best.sharding_plan.tables):
+        which = f"no plan that moves {plural(moves, 'table')} or fewer"
+    return proved_text("plan 1", answer.iteration_ms, answer.lower_bound_ms, which)
 
 
 def proved_text(plan: str, time_ms: float, bound_ms: float, which: str = "no plan") -> str:
@@ -286,12 +254,12 @@ BETTER = {
 """Rule of `search.prefer` -> what the chosen plan is better by."""
 
 
-def ties_text(result: Result) -> str | None:
+def ties_text(answer: PlanAnswer) -> str | None:
     """Say how many plans tie, why, and what decided; None where there is one alone."""
-    ties = result.ties
+    ties = answer.ties
     if ties is None or ties.plans < 2:
         return None
-    best = "best by the objective" if result.aim != "nominal" else "fastest"
+    best = "best by the objective" if answer.objective != NOMINAL else "fastest"
     return (
         f"{ties.plans:,} of the plans found are within {percent(ties.tolerance)} of the {best}"
         f"{_why(ties)}.{_decided(ties)}"
@@ -309,33 +277,36 @@ def _decided(ties: TieSummary) -> str:
     if ties.decided_by is None:
         return ""
     if ties.decided_by == "memory":
-        mine, fastest = map(format_bytes, ties.fullest_bytes)
-        better = f"its shards take {mine} on the fullest rank instead of {fastest}"
+        best, fastest = map(format_bytes, ties.fullest_bytes)
+        better = f"its shards take {best} on the fullest rank instead of {fastest}"
+    elif ties.decided_by == "expected time":
+        best, fastest = map(ms, ties.expected_ms)
+        better = f"under the errors of all costs it takes {best} in the mean instead of {fastest}"
     else:
         better = BETTER[ties.decided_by]
     return f" Plan 1 is preferred to the first: {better}."
 
 
-def regret_text(result: Result) -> str | None:
+def regret_text(answer: PlanAnswer) -> str | None:
     """Say how much slower than the best known the plan is in any scenario; None without any."""
-    regret, proved = result.worst_regret, result.proved_regret
+    regret, proved = answer.worst_regret, answer.proved_regret
     if regret is None or proved is None:
         return None
     shown = f" (proved: {percent(proved)})" if math.isfinite(proved) else ""
     return (
-        f"If costs or data differ as in {plural(len(result.scenarios), 'scenario')}, plan 1 is "
+        f"If costs or data differ as in {plural(len(answer.scenarios), 'scenario')}, plan 1 is "
         f"{at_most(regret)} slower than the best plan known{shown}."
     )
 
 
-def passed_over_text(result: Result) -> str | None:
+def passed_over_text(answer: PlanAnswer) -> str | None:
     """Say why a plan that looks better by the objective was passed over; None where none was."""
-    if result.passed_over is None:
+    if answer.passed_over is None:
         return None
     better = (
-        f"a largest regret of {percent(result.passed_over - 1)}"
-        if result.aim == REGRET
-        else f"a mean of {ms(result.passed_over)}"
+        f"a largest regret of {percent(answer.passed_over)}"
+        if answer.objective == REGRET
+        else f"a mean of {ms(answer.passed_over)}"
     )
     return (
         f"A plan with {better} was found, but the stated errors cannot tell it from plan 1, the "
@@ -343,52 +314,51 @@ def passed_over_text(result: Result) -> str | None:
     )
 
 
-def _in_use(result: Result, move: Move | None) -> list[Block]:
+def _in_use(answer: PlanAnswer) -> list[Block]:
     """The plan in use compared with plan 1: times, what moves, what that takes, why it cannot
     stay."""
-    in_use, best = result.in_use, result.best
+    in_use, move, after = answer.from_, answer.move, answer.best.sharding_plan
     if in_use is None or move is None:
         return []
-    gain = times(best.iteration_ms / in_use.iteration_ms)
+    gain = times(answer.iteration_ms / in_use.iteration_ms)
     lines: list[Block] = [
         Heading("The plan in use", "and what plan 1 would change"),
-        f"Now {ms(in_use.iteration_ms)}, after {ms(best.iteration_ms)} ({gain}).",
+        f"Now {ms(in_use.iteration_ms)}, after {ms(answer.iteration_ms)} ({gain}).",
         *(warning(f"It cannot stay as it is: {reason}.") for reason in in_use.misfits),
     ]
-    if not move.tables:
-        most = max(0.0, 1 - result.lower_bound_ms / in_use.iteration_ms)
-        proved = (
-            f"Staying is best: proved, no plan within the limits gains more than {percent(most)}."
-        )
-        return [*lines, f"No table moves. {proved if result.lower_bound_ms > 0 else ''}"]
-    shown = move.tables[:SHOWN_MOVES]
+    if not in_use.moved:
+        most = percent(move.lower_bound_gain)
+        proved = f"Staying is best: proved, no plan within the limits gains more than {most}."
+        return [*lines, f"No table moves. {proved if answer.lower_bound_ms > 0 else ''}"]
+    shown = in_use.moved[:SHOWN_MOVES]
     rows = [
-        (key, *(_placed_words(p.tables[key]) for p in (in_use.plan, best.plan))) for key in shown
+        (key, *(_placed_words(plan.tables[key]) for plan in (in_use.sharding_plan, after)))
+        for key in shown
     ]
     lines += [
-        f"{len(move.tables)} of {plural(len(best.plan.tables), 'table')} change; "
+        f"{len(in_use.moved)} of {plural(len(after.tables), 'table')} change; "
         f"{format_bytes(move.bytes)} of weights and optimizer state move to other ranks"
         f"{_over_links(move)}.",
-        _move_words(move, in_use.iteration_ms, best.iteration_ms),
-        Grid(["~table", "~now", "~after"], rows),
+        _move_words(move),
+        TextTable(["~table", "~now", "~after"], rows),
     ]
-    more = len(move.tables) - len(shown)
+    more = len(in_use.moved) - len(shown)
     return [*lines, *([f"and {more} more; `shardopt diff` lists all of them."] if more else [])]
 
 
-def _over_links(move: Move) -> str:
+def _over_links(move: MoveAnswer) -> str:
     parts = [f"{format_bytes(size)} {link}" for link, size in move.link_bytes.items() if size]
     return f" ({', '.join(parts)})" if len(parts) > 1 else ""
 
 
-def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
+def _move_words(move: MoveAnswer) -> str:
     how = (
         "TorchRec can move them while the job runs"
         if move.in_place
         else "TorchRec moves them through a checkpoint (not counted): it reshards only table-wise "
         "and column-wise tables in place, with memory for both copies"
     )
-    steps = move.pays_back_after(before_ms, after_ms)
+    steps = move.pays_back_after_steps
     pays = "" if steps is None else f" and pays for itself after {max(1, round(steps)):,} steps"
     return (
         f"The move takes {move.seconds:.2g} s{pays}; {how}. While both "
@@ -421,7 +391,7 @@ def measured(confirmation: Confirmation | None, expected: ExpectedGain | None) -
     ]
     return [
         Heading("Measured plans"),
-        Grid(["<plan", ">ms", ">95 % interval", ">predicted", "~found by", "<"], rows),
+        TextTable(["<plan", ">ms", ">95 % interval", ">predicted", "~found by", "<"], rows),
         *(f"{note}." for note in confirmation.notes),
         *_off(confirmation),
         gained(confirmation, expected),
@@ -458,111 +428,3 @@ def gained(confirmation: Confirmation, expected: ExpectedGain | None) -> str:
         f"{confirmation.best.name} is the fastest measured plan: it gains {points(value)} % over "
         f"TorchRec's{between}{before}."
     )
-
-
-def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
-    """``shardopt plan --json``.
-
-    Args:
-        in_use: path of the plan in use, as given.
-
-    Keys, in addition to those of ``answer.head``, which come first:
-        iteration_ms, interval_ms, interval_calibrated, provenance, out_of_range: of the best plan.
-        lower_bound_ms: no plan of the search space is predicted to be faster.
-        gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
-        bound_notes: what the bound leaves out or did not get to, a sentence each; empty where it
-            is closed.
-        surrogate_gap: null; older readers ask for it.
-        stopped_by: ``work``, ``gap``, ``time`` or ``interrupted``.
-        search_seconds: wall time of the search.
-        evaluations: plans scored on the full timeline.
-        plans: best first, each with the keys of `prediction_object`, ``found_by`` and ``tables``
-            as in plan.json.
-        baselines: name -> iteration_ms under the same predictor.
-        expected_gain: of the best plan over TorchRec's, a share of the iteration: ``baseline``
-            (whose plan, as in ``baselines``), ``mean``, ``interval`` (90 %), ``nominal`` (if every
-            cost were as predicted) and ``draws``; null where TorchRec's planner has no plan.
-        sharding_matters: false where sane plans are alike.
-        verdict: what to do, the first line of the console.
-        host_bound: null, or ``share`` (of the iteration in which the GPU waits for its host),
-            ``why`` and ``remedy``.
-        advice, together, advice_considered, other_machines: `advice_object`.
-        constraint_costs, unconstrained: `constraints_object`.
-        preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where another
-            is preferred to it; else null.
-        objective: ``nominal``, ``mean`` or ``regret``.
-        ties: null, or ``plans`` (within ``tolerance`` of the best), ``host_bound``, ``device_ms``
-            (of the best plan, if the host took no time), ``device_range_ms`` (least and most of
-            these plans), ``decided_by`` and ``fullest_bytes`` (of shards on the fullest rank, of
-            the best plan and of the fastest).
-        scenarios: each with ``name``, ``weight``, ``iteration_ms`` (of the best plan),
-            ``best_known_ms`` and ``lower_bound_ms`` (null where none was computed).
-        worst_regret: the largest ``iteration_ms / best_known_ms - 1``; null without scenarios.
-        proved_regret: the same with the bounds; null where one is missing.
-        passed_over: the largest regret, or the mean in ms, of a plan that is better by the
-            objective, but that errors could not tell from the best plan; null where there is none.
-        notes: what the console says once.
-        from, move: `move_object`, with a plan in use.
-        deciding: `deciding_object`.
-        between_hosts: null where NICs join no ranks, or ``stage`` (the longest that a slower
-            network prolongs, null: none), ``stage_ms`` and ``others`` (kind -> iteration_ms of this
-            plan over it, empty where the network was named).
-    """
-    result, best, fastest = answer.result, answer.best, answer.result.fastest
-    waits = host_bound(best, answer.setting.hardware)
-    passed_over = result.passed_over
-    if passed_over is not None and result.aim == REGRET:
-        passed_over -= 1
-    return {
-        **answer.head,
-        **picked(best, "iteration_ms", "interval_ms", "interval_calibrated", "provenance"),
-        "out_of_range": [asdict(item) for item in best.out_of_range],
-        "lower_bound_ms": result.lower_bound_ms,
-        "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
-        "bound_notes": list(result.bound_notes),
-        "surrogate_gap": None,
-        **picked(result, "stopped_by", "search_seconds", "evaluations"),
-        "plans": [
-            {
-                **prediction_object(prediction),
-                "found_by": ranked.found_by,
-                "tables": tables_object(ranked.plan),
-            }
-            for ranked, prediction in zip(result.plans, answer.predictions, strict=True)
-        ],
-        "baselines": dict(result.baselines),
-        "expected_gain": None if answer.gain is None else asdict(answer.gain),
-        "sharding_matters": answer.stakes is None or answer.stakes.matters,
-        "verdict": answer.verdict,
-        "host_bound": waits and asdict(waits),
-        **advice_object(answer.advised),
-        **constraints_object(answer.constraint_costs),
-        "preferred_to": fastest and picked(fastest, "iteration_ms", "found_by"),
-        "objective": result.aim,
-        "ties": None if result.ties is None else asdict(result.ties),
-        "scenarios": [
-            {
-                "name": scenario.name,
-                "weight": scenario.weight,
-                "iteration_ms": scenario.ours_ms,
-                "best_known_ms": scenario.best_ms,
-                "lower_bound_ms": scenario.bound_ms or None,
-            }
-            for scenario in result.scenarios
-        ],
-        **picked(result, "worst_regret", "proved_regret"),
-        "passed_over": passed_over,
-        "notes": list(answer.setting.notes),
-        **move_object(result, answer.move, in_use),
-        "deciding": deciding_object(answer.deciding),
-        "between_hosts": None if answer.network is None else asdict(answer.network),
-    }
-
-
-def deciding_object(constants: Sequence[DecidingConstant]) -> list[dict[str, Any]]:
-    """``deciding`` of ``plan`` and ``explain --json``, the most important first: the fields of
-    `DecidingConstant`, ``constant`` as ``group.key``."""
-    return [
-        {**asdict(constant), "constant": f"{constant.group}.{constant.constant}"}
-        for constant in constants
-    ]

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from predictor.model.memory.peak import NEARLY_FULL
-from predictor.model.memory.ranks import RankMemory, missing
-from predictor.model.plan import ShardingPlan
-from predictor.model.plan_json import plan_to_dict
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, MeasuredDense, Workload
-from predictor.predict import PHASES, Prediction, RankLoad
+from predictor.predict import PHASES, RankLoad
 from predictor.units import format_bytes
+from shardopt.api.document import GivenPlan, PredictAnswer, PredictedPlan, RankUse
 from shardopt.api.setting import Setting
-from shardopt.explain.explanation import PredictedPlan
 from shardopt.formatting import (
     gib_number,
-    hbm_use,
     interval,
-    memory_title,
     ms,
     number,
     percent,
     phase_words,
-    picked,
     plural,
     range_lines,
     rank_word,
     times,
     type_mix,
 )
-from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Legend, Line, View, warning
-
-Object = dict[str, Any]
+from shardopt.report.blocks import Bar, Block, Cell, Heading, Legend, Line, TextTable, View, warning
 
 MAX_RANKS = 8
 """Most ranks shown; of more, only the busiest and the idlest."""
@@ -42,7 +33,6 @@ MAX_COLUMNS = 6
 """Plans whose breakdowns stand side by side."""
 MAX_MODULES = 6
 """Parts of the dense part that are named."""
-SYNC = ("weight_bytes", "state_bytes", "sync_ms", "step_ms")
 _COMM = ("input_dist", "output_dist_forward", "output_dist_backward", "all_reduce", "replica_sync")
 _PARTS = {
     "embedding_forward": "embedding forward",
@@ -53,110 +43,30 @@ _PARTS = {
 """Work of a rank's compute stream, as the bars show it."""
 
 
-# --- JSON ---------------------------------------------------------------------------------------
-
-
-def prediction_object(prediction: Prediction) -> Object:
-    """Return one prediction for ``--json``.
-
-    Keys:
-        iteration_ms: steady-state period of the training loop.
-        interval_ms: ``[low, high]``, 90 %.
-        interval_calibrated: measured iterations have shown how much such intervals hold.
-        breakdown: phase -> ms on the critical path; the parts sum to ``iteration_ms``.
-        per_rank: a list of ``rank``, ``busy_ms`` (phase -> ms of the rank's own kernels and
-            transfers, which overlap) and ``idle_ms`` (of its compute stream).
-        memory: `memory_objects`.
-        provenance: the weakest of the constants on the critical path.
-        out_of_range: what the profile was asked beyond the rows behind it: ``group``,
-            ``profile`` (what gives the group), ``quantity``, ``asked``, and ``low`` and ``high``,
-            which the rows behind the group cover.
-        dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; priced by the
-            bytes that they touch.
-        dense_by_module: part of a captured module -> device time in ms of its forward and backward.
-        replica_sync: null where no table is copied, or ``weight_bytes`` and ``state_bytes`` that
-            every rank of a sharding group averages with its copies, ``sync_ms`` of one averaging
-            and ``step_ms`` of an iteration with it.
-    """
-    sync = prediction.replica_sync
-    return {
-        **picked(prediction, "iteration_ms", "interval_ms", "interval_calibrated"),
-        "breakdown": dict(prediction.breakdown),
-        "per_rank": [picked(load, "rank", "busy_ms", "idle_ms") for load in prediction.per_rank],
-        "memory": memory_objects(prediction.memory),
-        "provenance": prediction.provenance,
-        "out_of_range": [asdict(item) for item in prediction.out_of_range],
-        "dense_ops_by_bytes": dict(prediction.dense_ops_by_bytes),
-        "dense_by_module": {k: list(v) for k, v in prediction.dense_by_module.items()},
-        "replica_sync": sync and picked(sync, *SYNC),
-    }
-
-
-def memory_objects(memory: Iterable[RankMemory]) -> list[Object]:
-    """``memory`` of ``--json``, a rank each; docs/commands.md says what its keys are, but for
-    ``ddr_cap_bytes``: host memory left for shards."""
-    objects = []
-    for rank in memory:
-        peak = rank.peak
-        assert peak is not None
-        objects.append(
-            {
-                **picked(rank, "rank", "hbm_bytes", "hbm_cap_bytes", "ddr_bytes", "ddr_cap_bytes"),
-                **({"hbm_cap_bytes": peak.capacity_bytes} if peak.on_device else {}),
-                **picked(peak, "activations_bytes", "limit_bytes"),
-                "peak_allocated_bytes": peak.allocated_bytes,
-                "peak_reserved_bytes": peak.reserved_bytes,
-                "fits": rank.fits,
-            }
-        )
-    return objects
-
-
-def tables_object(plan: ShardingPlan) -> Object:
-    """``tables`` of plan.json."""
-    tables: Object = plan_to_dict(plan)["tables"]
-    return tables
-
-
-def predicted_objects(plans: Iterable[PredictedPlan]) -> list[Object]:
-    """``plan`` (the path as given) and the keys of `prediction_object`, of each plan."""
-    return [{"plan": plan.name, **prediction_object(plan.prediction)} for plan in plans]
-
-
-def predict_view(setting: Setting, plans: Sequence[PredictedPlan]) -> View:
-    """``shardopt predict``.
-
-    Keys:
-        predictions: in the order given: `predicted_objects`.
-        model, hardware, world_size, local_world_size, batch_size: what they were made for.
-    """
-    return View(
-        {**setting.facts(), "predictions": predicted_objects(plans)},
-        [setting_facts(setting), *predictions(plans)],
-        headlines(plans),
-        setting.notes,
-    )
+def predict_view(answer: PredictAnswer) -> View:
+    """``shardopt predict``."""
+    plans = answer.predictions
+    report = [setting_facts(answer.setting), *predictions(plans)]
+    return View(answer, report, headlines(plans), answer.setting.notes)
 
 
 # --- one plan -----------------------------------------------------------------------------------
 
 
-def time_line(item: PredictedPlan) -> str:
+def time_line(plan: GivenPlan) -> str:
     """The headline number, its interval, how tables are sharded, and what it is based on."""
-    prediction = item.prediction
     return (
-        f"Predicted {ms(prediction.iteration_ms)} per iteration with {item.name} (90 % interval "
-        f"{interval(prediction.interval_ms)} ms; {type_mix(item.plan)}). "
-        f"{based_on(prediction)}"
+        f"Predicted {ms(plan.iteration_ms)} per iteration with {plan.plan} (90 % interval "
+        f"{interval(plan.interval_ms)} ms; {type_mix(plan.sharding_plan)}). {based_on(plan)}"
     )
 
 
-def headlines(plans: Sequence[PredictedPlan]) -> list[Block]:
+def headlines(plans: Sequence[GivenPlan]) -> list[Block]:
     """The report under ``--quiet``: one line per plan, in the order given."""
-    return [f"{item.name}: {ms(item.prediction.iteration_ms)}" for item in plans]
+    return [f"{plan.plan}: {ms(plan.iteration_ms)}" for plan in plans]
 
 
-def breakdown(prediction: Prediction) -> list[Block]:
+def breakdown(prediction: PredictedPlan) -> list[Block]:
     """The critical path by phase; the parts sum to the iteration time."""
     whole = prediction.iteration_ms
     rows = []
@@ -165,10 +75,10 @@ def breakdown(prediction: Prediction) -> list[Block]:
         bar = Bar([(part, phase, f"{words}\n{ms(part)}")], whole)
         rows.append((words, number(part), percent(part / whole), bar))
     by_module = dense_text(prediction)
-    return [Grid(["<phase", ">ms", ">share", "<"], rows), *filter(None, [by_module])]
+    return [TextTable(["<phase", ">ms", ">share", "<"], rows), *filter(None, [by_module])]
 
 
-def dense_text(prediction: Prediction) -> str:
+def dense_text(prediction: PredictedPlan) -> str:
     """The parts of a captured module that take most of the device's time; empty if none is."""
     by_module = prediction.dense_by_module
     slowest = sorted(by_module, key=lambda path: -sum(by_module[path]))
@@ -180,11 +90,10 @@ def dense_text(prediction: Prediction) -> str:
     return f"Dense part by module, forward and backward (ms): {', '.join(names)}{rest}."
 
 
-def selected(prediction: Prediction, most: int) -> list[RankLoad]:
+def selected(loads: Sequence[RankLoad], most: int) -> list[RankLoad]:
     """Select all ranks, or ``most`` of them: the busiest and the idlest, in order of rank."""
-    loads = list(prediction.per_rank)
     if len(loads) <= most:
-        return loads
+        return list(loads)
     by_work = sorted(loads, key=lambda load: (-sum(_lookups(load)), load.rank))
     half = most // 2
     return sorted(by_work[:half] + by_work[-half:], key=lambda load: load.rank)
@@ -195,9 +104,9 @@ def _lookups(load: RankLoad) -> tuple[float, float]:
     return load.busy_ms.get("embedding_forward", 0.0), load.busy_ms.get("embedding_backward", 0.0)
 
 
-def ranks(prediction: Prediction) -> list[Block]:
+def ranks(prediction: PredictedPlan) -> list[Block]:
     """A bar per rank: what its compute stream does in an iteration; then memory."""
-    shown, whole = selected(prediction, MAX_RANKS), prediction.iteration_ms
+    shown, whole = selected(prediction.per_rank, MAX_RANKS), prediction.iteration_ms
     memory = prediction.memory
     rows: list[Sequence[str | Cell]] = []
     for load in shown:
@@ -208,7 +117,7 @@ def ranks(prediction: Prediction) -> list[Block]:
         comm = sum(load.busy_ms.get(phase, 0.0) for phase in _COMM)
         named = zip((forward, backward, other, idle), _PARTS.items(), strict=True)
         bar = Bar([(v, part, f"{words}\n{ms(v)}") for v, (part, words) in named], whole)
-        use = hbm_use([memory[load.rank]])
+        use = memory_use([memory[load.rank]])
         figures = map(number, (forward, backward, comm, idle))
         rows.append((str(load.rank), Cell(bar, -idle), *figures, use))
     excerpt = ""
@@ -219,37 +128,45 @@ def ranks(prediction: Prediction) -> list[Block]:
     columns = [">rank", "<", ">emb fwd", ">emb bwd", ">comm", ">idle", f">{memory_title(memory)}"]
     return [
         Heading("Ranks", f"what each computes in an iteration of {ms(whole)}{excerpt}"),
-        Grid(columns, rows, name="ranks"),
+        TextTable(columns, rows, name="ranks"),
         Legend(_PARTS),
         *memory_lines(memory),
     ]
 
 
-def memory_lines(memory: Sequence[RankMemory]) -> list[Block]:
+def memory_lines(memory: Sequence[RankUse]) -> list[Block]:
     """Say how much memory the fullest rank takes at the peak, in tensors and from the device, and
     warn where it has little left."""
-    fullest = max(memory, key=lambda r: r.peak.reserved_bytes if r.peak else 0)
-    peak = fullest.peak
-    if peak is None:
-        return []
+    fullest = max(memory, key=lambda rank: rank.peak_reserved_bytes)
     reserved = ""
-    if peak.on_device:
-        reserved = f", PyTorch reserves {gib_number(peak.reserved_bytes)}"
+    if fullest.on_device:
+        reserved = f", PyTorch reserves {gib_number(fullest.peak_reserved_bytes)}"
     tight = nearly_full_text(memory)
     return [
-        f"Memory at its peak: tensors take {gib_number(peak.allocated_bytes)} GiB "
-        f"({gib_number(peak.activations_bytes)} of activations){reserved} of "
-        f"{gib_number(peak.capacity_bytes)} GiB on rank {fullest.rank}.",
+        f"Memory at its peak: tensors take {gib_number(fullest.peak_allocated_bytes)} GiB "
+        f"({gib_number(fullest.activations_bytes)} of activations){reserved} of "
+        f"{gib_number(fullest.capacity_bytes)} GiB on rank {fullest.rank}.",
         *([warning(f"Nearly full: {tight}.")] if tight else []),
     ]
 
 
-def nearly_full_text(memory: Sequence[RankMemory]) -> str:
+def memory_use(memory: Sequence[RankUse]) -> str:
+    """Return the memory that the fullest rank's process reserves at its peak, and has, in GiB."""
+    fullest = max(memory, key=lambda r: r.peak_reserved_bytes / max(r.capacity_bytes, 1))
+    return f"{gib_number(fullest.peak_reserved_bytes)} / {gib_number(fullest.capacity_bytes)}"
+
+
+def memory_title(memory: Sequence[RankUse]) -> str:
+    """Return the title of a column of `memory_use`."""
+    return "HBM GiB" if all(rank.on_device for rank in memory) else "memory GiB"
+
+
+def nearly_full_text(memory: Sequence[RankUse]) -> str:
     """A warning where a rank that fits has little left; empty if none."""
     shares = [
-        (r.peak.reserved_bytes / max(r.peak.limit_bytes, 1), r.rank)
-        for r in memory
-        if r.peak is not None and r.fits
+        (rank.peak_reserved_bytes / max(rank.limit_bytes, 1), rank.rank)
+        for rank in memory
+        if rank.fits
     ]
     share, rank = max(shares, default=(0.0, 0))
     if share <= NEARLY_FULL:
@@ -270,7 +187,7 @@ PROVENANCE_SENTENCES = {
 """Weakest provenance kind on the critical path -> the sentence after the headline number."""
 
 
-def based_on(prediction: Prediction) -> str:
+def based_on(prediction: PredictedPlan) -> str:
     """Say what the headline number rests on, and what its interval does not."""
     caveat = (
         "" if prediction.interval_calibrated else " Intervals of GPU iterations are uncalibrated."
@@ -278,17 +195,17 @@ def based_on(prediction: Prediction) -> str:
     return PROVENANCE_SENTENCES[prediction.provenance] + caveat
 
 
-def misfit_text(prediction: Prediction) -> str:
+def misfit_text(prediction: PredictedPlan) -> str:
     """Say which ranks lack memory for the plan; empty when it fits."""
     lacking = [rank for rank in prediction.memory if not rank.fits]
     if not lacking:
         return ""
     more = f"; {plural(len(lacking) - 1, 'more rank')} too" if len(lacking) > 1 else ""
-    worst = max(lacking, key=lambda r: r.missing_hbm_bytes + r.missing_ddr_bytes)
-    return f"does not fit: {missing([worst])}{more}"
+    worst = max(lacking, key=lambda rank: rank.missing_bytes)
+    return f"does not fit: {worst.lacks}{more}"
 
 
-def sync_text(prediction: Prediction) -> str:
+def sync_text(prediction: PredictedPlan) -> str:
     """Say how long averaging the copies of tables takes; empty where there are none."""
     sync = prediction.replica_sync
     if sync is None:
@@ -307,7 +224,7 @@ def sync_text(prediction: Prediction) -> str:
     )
 
 
-def doubts(prediction: Prediction, name: str = "This plan") -> list[Line | str]:
+def doubts(prediction: PredictedPlan, name: str = "This plan") -> list[Line | str]:
     """List why a plan may not run as predicted: it does not fit, its copies are averaged, a group
     of the profile was used beyond what it was fitted on, or ops have no kernel model."""
     lines: list[Line | str] = []
@@ -329,33 +246,33 @@ def doubts(prediction: Prediction, name: str = "This plan") -> list[Line | str]:
 # --- plans side by side -------------------------------------------------------------------------
 
 
-def predictions(plans: Sequence[PredictedPlan]) -> list[Block]:
+def predictions(plans: Sequence[GivenPlan]) -> list[Block]:
     """Show one plan in full, or several ranked, best first."""
     if len(plans) == 1:
         item = plans[0]
         return [
             "",
             time_line(item),
-            *doubts(item.prediction, item.name),
+            *doubts(item, item.plan),
             Heading("Where the time goes", "along the critical path"),
-            *breakdown(item.prediction),
-            *ranks(item.prediction),
+            *breakdown(item),
+            *ranks(item),
         ]
     blocks = side_by_side(plans)
-    blocks.append(based_on(_ranked(plans)[0].prediction))
+    blocks.append(based_on(_ranked(plans)[0]))
     for item in _ranked(plans):
-        tight = nearly_full_text(item.prediction.memory)
-        blocks += [warning(f"{item.name} is nearly full: {tight}.")] if tight else []
+        tight = nearly_full_text(item.memory)
+        blocks += [warning(f"{item.plan} is nearly full: {tight}.")] if tight else []
     return [*blocks, *_shared_doubts(_ranked(plans))]
 
 
-def _shared_doubts(predicted: Sequence[PredictedPlan]) -> list[Block]:
+def _shared_doubts(predicted: Sequence[GivenPlan]) -> list[Block]:
     """The doubts about several plans, each once; one that not all plans share names its plans."""
     names: dict[Line | str, dict[str, None]] = {}
     for item in predicted:
-        for doubt in doubts(item.prediction, item.name):
-            names.setdefault(doubt, {})[item.name] = None
-    every = {item.name for item in predicted}
+        for doubt in doubts(item, item.plan):
+            names.setdefault(doubt, {})[item.plan] = None
+    every = {item.plan for item in predicted}
     return [
         doubt if plans.keys() == every else _prefixed(doubt, plans)
         for doubt, plans in names.items()
@@ -370,50 +287,50 @@ def _prefixed(doubt: Line | str, plans: Iterable[str]) -> Line | str:
     return doubt if doubt.style == "red" else replace(doubt, text=f"{where}: {doubt.text}")
 
 
-def _ranked(plans: Sequence[PredictedPlan]) -> list[PredictedPlan]:
-    return sorted(plans, key=lambda p: p.prediction.iteration_ms)
+def _ranked(plans: Sequence[GivenPlan]) -> list[GivenPlan]:
+    return sorted(plans, key=lambda p: p.iteration_ms)
 
 
-def side_by_side(plans: Sequence[PredictedPlan]) -> list[Block]:
+def side_by_side(plans: Sequence[GivenPlan]) -> list[Block]:
     """A row per plan, best first, and where the time of each goes."""
     ranked = _ranked(plans)
-    best = ranked[0].prediction.iteration_ms
+    best = ranked[0].iteration_ms
     rows = [
         (
             str(place),
-            item.name,
-            number(item.prediction.iteration_ms),
-            "best" if place == 1 else times(item.prediction.iteration_ms / best),
-            interval(item.prediction.interval_ms),
-            hbm_use(item.prediction.memory),
-            type_mix(item.plan),
+            item.plan,
+            number(item.iteration_ms),
+            "best" if place == 1 else times(item.iteration_ms / best),
+            interval(item.interval_ms),
+            memory_use(item.memory),
+            type_mix(item.sharding_plan),
         )
         for place, item in enumerate(ranked, start=1)
     ]
-    kind = memory_title(ranked[0].prediction.memory)
+    kind = memory_title(ranked[0].memory)
     columns = [">#", "~plan", ">ms", "<vs best", "<90 % interval", f">{kind}", "~sharding"]
     shown = ranked[:MAX_COLUMNS]
     by_phase = []
     for phase in PHASES:
-        parts = [item.prediction.breakdown.get(phase, 0.0) for item in shown]
+        parts = [item.breakdown.get(phase, 0.0) for item in shown]
         if any(parts):
             by_phase.append((phase_words(phase), *(number(v) if v else "" for v in parts)))
-    by_phase.append(("iteration", *(number(item.prediction.iteration_ms) for item in shown)))
+    by_phase.append(("iteration", *(number(item.iteration_ms) for item in shown)))
     excerpt = f"; the {MAX_COLUMNS} fastest" if len(shown) < len(ranked) else ""
     return [
         Heading("Plans", "predicted iteration time, best first"),
-        Grid(columns, rows, strong=0, name="plans"),
+        TextTable(columns, rows, strong=0, name="plans"),
         Heading(
             "Where the time goes", f"ms on the critical path; plans as numbered above{excerpt}"
         ),
-        Grid(["<phase", *(f">#{i}" for i in range(1, len(shown) + 1))], by_phase),
+        TextTable(["<phase", *(f">#{i}" for i in range(1, len(shown) + 1))], by_phase),
     ]
 
 
 # --- what they are predicted for ----------------------------------------------------------------
 
 
-def setting_facts(setting: Setting) -> Grid:
+def setting_facts(setting: Setting) -> TextTable:
     """Model, machine and batch."""
     workload, topology = setting.workload, setting.installed
     lookups = sum(t.lookups_per_sample for t in workload.tables)
@@ -443,7 +360,7 @@ def setting_facts(setting: Setting) -> Grid:
     ]
     if workload.replica_groups:
         rows.append(("replica groups", _copies_words(setting)))
-    return Grid((), rows)
+    return TextTable((), rows)
 
 
 def _kind_words(setting: Setting) -> str:
@@ -493,8 +410,9 @@ def _dense_words(workload: Workload) -> str:
         return ""
     if not isinstance(dense, MeasuredDense):
         return "; dense part as captured from the module"
-    scaled = dense.batch_size != workload.batch_size
-    at = f"; dense part measured at a batch of {dense.batch_size:,}"
+    batch_size = dense.measured.batch_size
+    scaled = batch_size != workload.batch_size
+    at = f"; dense part measured at a batch of {batch_size:,}"
     return f"{at}{', scaled in proportion' * scaled}"
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
+from pydantic import BeforeValidator, Field, model_validator
+
+from shardopt.api.document import JsonObject, key
+from shardopt.report.blocks import Block, Heading, Line, TextTable, View, warning
 from shardopt.stats.result import (
     HOT_SHARE,
-    LENGTHS,
     Drift,
     FeatureStats,
-    IdStatistics,
+    HotRow,
     relative_change,
     yaml_line,
 )
@@ -24,22 +26,82 @@ HOT_SHOWN = 3
 SCHEMA = "shardopt.stats/1"
 
 
-def stats_view(features: Sequence[FeatureStats], file: Path | None, notes: Sequence[str]) -> View:
-    """A table of features, the hottest rows, and the lines for model.yaml.
+class FeatureAnswer(JsonObject):
+    """One feature; one without ids ends at ``length_correlation``."""
 
-    Keys of a feature: ``name``, ``rows`` (and ``rows_given``), ``samples``, ``ids``,
-    ``pooling_factor``, ``empty_share``, ``pooling_factor_std``, ``pooling_factor_max``,
-    ``length_correlation`` (two features correlate by the product of theirs), and unless there are
-    no ids ``exact`` (all distinct ids were counted), ``distinct``, ``curve`` (``draws`` and
-    ``distinct`` rows in them), ``curve_error`` (of the bins that the file holds), ``zipf``
-    (``alpha``, ``q``, ``distinct_error``, ``ks``; null for few ids), ``reuse_histogram`` as
-    model.yaml takes it, ``hottest`` (``id``, ``share``, ``uncertain``).
-    """
+    name: str
+    rows: int
+    rows_given: bool
+    samples: int
+    ids: int
+    pooling_factor: float
+    empty_share: float
+    pooling_factor_std: float
+    pooling_factor_max: int
+    length_correlation: float = key("Two features correlate by the product of theirs.")
+    exact: bool = key("All distinct ids were counted.", default=False)
+    distinct: float = key("Distinct ids.", default=0.0)
+    curve: dict[str, list[float]] | None = key(
+        "``distinct`` rows expected in so many ``draws``.", default=None
+    )
+    curve_error: float = key("Of the bins that the file holds.", default=0.0)
+    zipf: Any = key("``alpha``, ``q``, ``distinct_error``, ``ks``; null for few ids.", default=None)
+    reuse_histogram: dict[str, Any] | None = key("As model.yaml takes it.", default=None)
+    hottest: list[HotRow] = key("``id``, ``share``, ``uncertain``.", default=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_feature(cls, feature: Any) -> Any:
+        if not isinstance(feature, FeatureStats):
+            return feature
+        keys = {**vars(feature), "pooling_factor": feature.pooling_factor}
+        seen = feature.seen
+        if seen is None:
+            return keys
+        return {
+            **keys,
+            **vars(seen),
+            "distinct": float(seen.distinct[-1]),
+            "curve": {"draws": seen.draws.tolist(), "distinct": seen.distinct.tolist()},
+            "zipf": seen.fit and asdict(seen.fit),
+            "reuse_histogram": {"lookups": feature.ids, "fractions": seen.reuse_fractions},
+        }
+
+
+class StatsAnswer(JsonObject):
+    """``shardopt stats``."""
+
+    schema_version: str = Field(alias="schema", description="Form of this object.")
+    features: list[FeatureAnswer]
+
+
+class WindowAnswer(JsonObject):
+    """Statistics of a window of time."""
+
+    name: str
+    start: int = key("In Unix seconds.")
+    file: Annotated[str, BeforeValidator(str)] | None = key("Null where none was written.")
+    features: list[FeatureAnswer]
+
+
+class WindowsAnswer(JsonObject):
+    """``shardopt stats --window``."""
+
+    schema_version: str = Field(alias="schema", description="Form of this object.")
+    windows: list[WindowAnswer]
+    drift: list[Drift] = key(
+        "Of each feature: ``pooling_factors`` and ``distinct_rows`` by window, ``hot_kept`` by "
+        "window but the first."
+    )
+
+
+def stats_view(features: Sequence[FeatureStats], file: Path | None, notes: Sequence[str]) -> View:
+    """A table of features, the hottest rows, and the lines for model.yaml."""
     columns = ["~feature", ">rows", ">ids/sample", ">empty", ">distinct ids"]
     columns += [">Zipf alpha", ">Zipf q", ">error", ">KS", ">hottest"]
     report: list[Block] = [
         Heading("Features", f"{features[0].samples:,} samples"),
-        Grid(columns, [_cells(feature) for feature in features]),
+        TextTable(columns, [_cells(feature) for feature in features]),
         *_explained(features),
     ]
     if file is not None:
@@ -47,8 +109,8 @@ def stats_view(features: Sequence[FeatureStats], file: Path | None, notes: Seque
         # broken over lines they could not be pasted
         with_ids = [feature for feature in features if feature.seen is not None]
         report += [Line(f"  - {yaml_line(feature, file)}", wraps=False) for feature in with_ids]
-    data = {"schema": SCHEMA, "features": [_object(feature) for feature in features]}
-    return View(data, report, [_short(feature) for feature in features], notes)
+    answer = StatsAnswer.model_validate({"schema": SCHEMA, "features": features})
+    return View(answer, report, [_short(feature) for feature in features], notes)
 
 
 def _short(feature: FeatureStats) -> str:
@@ -73,13 +135,7 @@ class WindowStats:
 def windows_view(
     stats: Sequence[WindowStats], drift: Sequence[Drift], notes: Sequence[str]
 ) -> View:
-    """Show how the features move from window to window.
-
-    Keys:
-        ``windows``: ``name``, ``start`` (Unix seconds), ``file`` (null where none was written) and
-        ``features`` as in `stats_view`. ``drift`` of each feature: ``pooling_factors`` and
-        ``distinct_rows`` by window, ``hot_kept`` by window but the first.
-    """
+    """Show how the features move from window to window."""
     moves = [
         (
             moved,
@@ -106,7 +162,7 @@ def windows_view(
             "Windows",
             f"{len(stats)}, from {stats[0].name} to {stats[-1].name}",
         ),
-        Grid([*columns, ">hot rows lost"], rows),
+        TextTable([*columns, ">hot rows lost"], rows),
         "Changes are means from one window to the next. Distinct rows are those among as many ids "
         f"as the smallest window has. Hot rows are the hottest {HOT_SHARE:.0%} of a window's; lost "
         "is the share of their ids that fall on other rows in the next window.",
@@ -116,47 +172,13 @@ def windows_view(
         f"rows {moved.hot_lost:.1%}"
         for moved, pooling, distinct in moves
     ]
-    windows = [
-        {
-            "name": window.name,
-            "start": window.start,
-            "file": None if window.file is None else str(window.file),
-            "features": [_object(feature) for feature in window.features],
-        }
-        for window in stats
-    ]
-    data = {
-        "schema": SCHEMA,
-        "windows": windows,
-        "drift": [asdict(moved) for moved in drift],
-    }
-    return View(data, report, short, notes)
+    answer = WindowsAnswer.model_validate({"schema": SCHEMA, "windows": stats, "drift": drift})
+    return View(answer, report, short, notes)
 
 
 def _range(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     return f"{low:,.4g}" if low == high else f"{low:,.4g} - {high:,.4g}"
-
-
-def _object(feature: FeatureStats) -> dict[str, Any]:
-    names = (
-        *("name", "rows", "rows_given", "samples", "ids"),
-        *("pooling_factor", "empty_share", *LENGTHS),
-    )
-    values = {name: getattr(feature, name) for name in names}
-    return values if feature.seen is None else {**values, **_seen(feature.seen, feature.ids)}
-
-
-def _seen(statistics: IdStatistics, ids: int) -> dict[str, Any]:
-    return {
-        "exact": statistics.exact,
-        "distinct": float(statistics.distinct[-1]),
-        "curve": {"draws": statistics.draws.tolist(), "distinct": statistics.distinct.tolist()},
-        "curve_error": statistics.curve_error,
-        "zipf": None if statistics.fit is None else asdict(statistics.fit),
-        "reuse_histogram": {"lookups": ids, "fractions": list(statistics.reuse_fractions)},
-        "hottest": [asdict(row) for row in statistics.hottest],
-    }
 
 
 def _cells(feature: FeatureStats) -> list[str]:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from predictor.iteration.critical_path import Segment
+from pydantic import Field
+
 from predictor.trace.breakdown import (
     PARTS,
+    KernelTotal,
     StepBreakdown,
     breakdown,
     mean_parts,
@@ -22,9 +24,10 @@ from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace
 from predictor.units import format_bytes
-from shardopt.formatting import ms, number, percent, picked, plural, ranks_text
-from shardopt.report.blocks import Bar, Block, Grid, Heading, Legend, Line, View
-from shardopt.report.explain import path_grid, path_object
+from shardopt.api.document import JsonObject, PathSegment, key, path_keys
+from shardopt.formatting import ms, number, percent, plural, ranks_text
+from shardopt.report.blocks import Bar, Block, Heading, Legend, Line, TextTable, View
+from shardopt.report.explain import path_grid
 
 MAX_ROWS = 24
 MAX_KERNELS = 8
@@ -48,6 +51,60 @@ _WORDS = {
 }
 
 
+class TracedStep(JsonObject):
+    """One step of one rank."""
+
+    rank: int
+    step: str
+    measured_ms: float
+    predicted_ms: float | None = key("Null where there is no prediction.")
+    outside: bool = key("It began before the trace, and counts in no mean error.")
+    breakdown: dict[str, float] = key("Parts that sum to ``measured_ms``.", "parts")
+    hidden_communication_ms: float = key("Lies in the part ``compute``.")
+
+
+class TracedRank(JsonObject):
+    """One Kineto trace."""
+
+    rank: int
+    source: str
+    world_size: int | None
+    device: str | None = key("Name of the device.", "device_name")
+    host_events: int
+    device_events: int
+
+
+class SentBytes(JsonObject):
+    """A collective of an execution trace."""
+
+    op: str
+    size_bytes: int | None
+
+
+class TracedExecution(JsonObject):
+    """One execution trace."""
+
+    rank: int
+    source: str
+    schema_version: str = Field(alias="schema", description="Of the trace file.")
+    ops: dict[str, int] = key("Op -> how often it ran.")
+    input_bytes: int = key("Bytes that all innermost ops read.")
+    collectives: list[SentBytes]
+
+
+class TraceAnswer(JsonObject):
+    """``shardopt trace``."""
+
+    device: str | None
+    steps: list[TracedStep]
+    breakdown: dict[str, float] = key("Mean of the steps' parts; empty where there are no steps.")
+    ranks: list[TracedRank]
+    kernels: list[KernelTotal] = key("The longest by their sum over all steps and ranks.")
+    critical_path: list[PathSegment] = key("As in ``explain --json``.")
+    executions: list[TracedExecution]
+    notes: list[str] = key("What was missing and what was done instead.")
+
+
 def trace_view(
     trace_set: TraceSet,
     simulated: SimulatedTrace | None,
@@ -58,73 +115,49 @@ def trace_view(
     Args:
         simulated: the prediction of its steps; None where there is none.
         notes: further ones for stderr.
-
-    Keys:
-        steps: a list of ``rank``, ``step``, ``measured_ms``, ``predicted_ms`` (None where there is
-            no prediction), ``outside`` (it began before the trace, and counts in no mean error),
-            ``breakdown`` (parts that sum to ``measured_ms``) and ``hidden_communication_ms``,
-            which lies in the part ``compute``.
-        breakdown: the mean of the steps' parts; empty where there are no steps.
-        ranks: a list of ``rank``, ``source``, ``world_size``, ``device``, ``host_events``,
-            ``device_events``.
-        kernels: the longest by their sum over all steps and ranks.
-        critical_path: as in ``explain --json``.
-        executions: of each execution trace ``ops`` (how often each ran), ``input_bytes`` of all
-            innermost ops, and ``collectives``.
-        notes: what was missing and what was done instead.
     """
     traces = trace_set.traces
     measured = [step for trace in traces for step in breakdown(trace)]
     replayed = {_name(trace_set, s): s for s in (simulated.steps if simulated is not None else ())}
-    steps = [_step_object(step, replayed.get((step.rank, step.step))) for step in measured]
-    parts = mean_parts(measured) if measured else {}
-    kernels = top_kernels(traces, MAX_KERNELS)
     path = [
         # the simulation counts the ranks that it was given; the job has numbers of its own
         replace(segment, rank=traces[segment.rank].rank)
         for segment in (simulated.critical_path if simulated is not None else ())
     ]
-    all_notes = _notes(trace_set, simulated)
-    data: dict[str, Any] = {
+    keys = {
         "device": _device(traces),
-        "steps": steps,
-        "breakdown": dict(parts),
+        "steps": [_step(step, replayed.get((step.rank, step.step))) for step in measured],
+        "breakdown": mean_parts(measured) if measured else {},
         "ranks": [
-            {
-                **picked(trace, "rank", "source", "world_size"),
-                "device": trace.device_name,
-                "host_events": len(trace.host),
-                "device_events": len(trace.device),
-            }
-            for trace in traces
+            {**vars(t), "host_events": len(t.host), "device_events": len(t.device)} for t in traces
         ],
-        "kernels": [
-            picked(kernel, "name", "count", "total_ms", "collective") for kernel in kernels
-        ],
-        "critical_path": path_object(path),
-        "executions": [_execution_object(execution) for execution in trace_set.executions],
-        "notes": all_notes,
+        "kernels": top_kernels(traces, MAX_KERNELS),
+        "critical_path": path_keys(path),
+        "executions": [_execution(execution) for execution in trace_set.executions],
+        "notes": _notes(trace_set, simulated),
     }
+    answer = TraceAnswer.model_validate(keys)
+    steps = answer.steps
     brief = "no steps: execution traces record no times"
     if steps:
         brief = _headline(steps)
     report: list[Block]
     if traces:
-        report = ["", _what_was_read(traces), brief, *_means(parts)]
+        report = ["", _what_was_read(traces), brief, *_means(answer.breakdown)]
         if replayed:
             report.append(Line(WHAT_IS_PREDICTED, "dim"))
         report += _show_steps(steps)
-        if kernels:
+        if answer.kernels:
             rows = [
                 (number(k.total_ms), f"{k.count:,}", number(1e3 * k.total_ms / k.count), k.name)
-                for k in kernels
+                for k in answer.kernels
             ]
             report.append(Heading("Longest kernels", "summed over all steps and ranks"))
-            report.append(Grid([">ms", ">runs", ">µs each", "~kernel"], rows))
-        report += _path(path)
+            report.append(TextTable([">ms", ">runs", ">µs each", "~kernel"], rows))
+        report += _path(answer.critical_path)
     else:
-        report = ["", NO_TIMES, *_executions(data["executions"])]
-    return View(data, report, [brief], [*all_notes, *notes])
+        report = ["", NO_TIMES, *_executions(answer.executions)]
+    return View(answer, report, [brief], [*answer.notes, *notes])
 
 
 def _name(trace_set: TraceSet, step: SimulatedStep) -> tuple[int, str]:
@@ -151,22 +184,21 @@ def _device(traces: Iterable[RankTrace]) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def _step_object(step: StepBreakdown, replayed: SimulatedStep | None) -> dict[str, Any]:
+def _step(step: StepBreakdown, replayed: SimulatedStep | None) -> dict[str, Any]:
     return {
-        **picked(step, "rank", "step", "measured_ms", "hidden_communication_ms"),
+        **vars(step),
+        "measured_ms": step.measured_ms,
         "predicted_ms": replayed and replayed.predicted_ms,
         "outside": replayed is not None and replayed.outside,
-        "breakdown": step.parts,
     }
 
 
-def _execution_object(execution: ExecutionTrace) -> dict[str, Any]:
-    comms = [node.comm for node in execution.collectives() if node.comm is not None]
+def _execution(execution: ExecutionTrace) -> dict[str, Any]:
     return {
-        **picked(execution, "rank", "source", "schema"),
+        **vars(execution),
         "ops": dict(execution.op_counts().most_common()),
         "input_bytes": execution.input_bytes(),
-        "collectives": [picked(c, "op", "size_bytes") for c in comms],
+        "collectives": [node.comm for node in execution.collectives() if node.comm is not None],
     }
 
 
@@ -186,12 +218,12 @@ def _what_was_read(traces: Sequence[RankTrace]) -> str:
     )
 
 
-def _headline(steps: Sequence[Mapping[str, Any]]) -> str:
-    text = f"Measured {ms(fmean(step['measured_ms'] for step in steps))} per step"
+def _headline(steps: Sequence[TracedStep]) -> str:
+    text = f"Measured {ms(fmean(step.measured_ms for step in steps))} per step"
     pairs = [
-        (step["measured_ms"], step["predicted_ms"])
+        (step.measured_ms, step.predicted_ms)
         for step in steps
-        if step["predicted_ms"] is not None and not step["outside"]
+        if step.predicted_ms is not None and not step.outside
     ]
     errors = [abs(p / m - 1) for m, p in pairs if m > 0]
     if not errors:
@@ -216,18 +248,18 @@ def _means(parts: Mapping[str, float]) -> list[Block]:
     return [f"Where the time goes: {', '.join(shares)}."]
 
 
-def _show_steps(steps: Sequence[Mapping[str, Any]]) -> list[Block]:
+def _show_steps(steps: Sequence[TracedStep]) -> list[Block]:
     """A row for each of the longest steps."""
-    predicted = any(step["predicted_ms"] is not None for step in steps)
-    longest = sorted(steps, key=lambda s: -s["measured_ms"])[:MAX_ROWS]
-    whole = longest[0]["measured_ms"]
+    predicted = any(step.predicted_ms is not None for step in steps)
+    longest = sorted(steps, key=lambda s: -s.measured_ms)[:MAX_ROWS]
+    whole = longest[0].measured_ms
     rows = [
         (
-            step["step"],
-            str(step["rank"]),
-            number(step["measured_ms"]),
+            step.step,
+            str(step.rank),
+            number(step.measured_ms),
             *(_against(step) if predicted else ()),
-            Bar([(v, part, _WORDS[part]) for part, v in step["breakdown"].items()], whole),
+            Bar([(v, part, _WORDS[part]) for part, v in step.breakdown.items()], whole),
         )
         for step in steps
         if step in longest
@@ -240,7 +272,7 @@ def _show_steps(steps: Sequence[Mapping[str, Any]]) -> list[Block]:
     ]
     blocks: list[Block] = [
         Heading("Steps", "from one step marker to the next"),
-        Grid([*columns, "<where the time goes"], rows),
+        TextTable([*columns, "<where the time goes"], rows),
         Legend(_WORDS),
     ]
     if len(longest) < len(steps):
@@ -248,36 +280,37 @@ def _show_steps(steps: Sequence[Mapping[str, Any]]) -> list[Block]:
     return blocks
 
 
-def _against(step: Mapping[str, Any]) -> tuple[str, str]:
-    value, measured = step["predicted_ms"], step["measured_ms"]
+def _against(step: TracedStep) -> tuple[str, str]:
+    value, measured = step.predicted_ms, step.measured_ms
     if value is None:
         return "-", "-"
     error = 100 * (value / measured - 1) if measured > 0 else 0.0
-    mark = " (began before the trace)" if step["outside"] else ""
+    mark = " (began before the trace)" if step.outside else ""
     return number(value), f"{error:+.1f} %{mark}"
 
 
-def _path(path: Sequence[Segment]) -> list[Block]:
+def _path(path: Sequence[PathSegment]) -> list[Block]:
     """The longest sections of the predicted critical path, in order of time."""
     total = sum(segment.duration_ms for segment in path)
     long = [s for s in path if s.duration_ms >= SHORT * total]
     if not long:
         return []
     title = Heading("Predicted critical path", "its longest sections, in order of time")
-    return [title, *path_grid([replace(s, name=short_name(s.name)) for s in long])]
+    short = [s.model_copy(update={"name": short_name(s.name)}) for s in long]
+    return [title, *path_grid(short)]
 
 
-def _executions(objects: Sequence[Mapping[str, Any]]) -> list[Block]:
+def _executions(executions: Sequence[TracedExecution]) -> list[Block]:
     rows = [
         (
-            str(execution["rank"]),
-            execution["schema"],
-            f"{sum(execution['ops'].values()):,}",
-            format_bytes(execution["input_bytes"]),
-            str(len(execution["collectives"])),
-            format_bytes(sum(c["size_bytes"] or 0 for c in execution["collectives"])),
+            str(execution.rank),
+            execution.schema_version,
+            f"{sum(execution.ops.values()):,}",
+            format_bytes(execution.input_bytes),
+            str(len(execution.collectives)),
+            format_bytes(sum(c.size_bytes or 0 for c in execution.collectives)),
         )
-        for execution in objects
+        for execution in executions
     ]
     columns = [">rank", "<schema", ">ops", ">op inputs", ">collectives", ">bytes sent"]
-    return [Heading("Execution traces"), Grid(columns, rows)]
+    return [Heading("Execution traces"), TextTable(columns, rows)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from predictor.units import GIB
 from search.tune.goals import Goal, Values
@@ -13,10 +12,10 @@ from search.tune.knobs import Value, change_lines, changes
 from search.tune.trial import TRIED, WORTH, Trial
 from search.tune.tune import Member, TuneResult, Tuning
 from shardopt.api.answer import Answer
-from shardopt.formatting import number, percent, picked, plural
-from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.api.document import TuneAnswer, TuneKeys
+from shardopt.formatting import number, percent, plural
+from shardopt.report.blocks import Block, Heading, TextTable, View
 from shardopt.report.plan import plan_view
-from shardopt.report.prediction import tables_object
 
 MAX_SHOWN = 8
 """Most trials in the table, not counting the one as given."""
@@ -81,11 +80,15 @@ def tune_view(report: TuneReport, end: Sequence[str]) -> View:
     Args:
         end: as of `plan_view`.
     """
-    plan = plan_view(report.answer, end)
+    answer = report.answer.document()
+    plan = plan_view(answer, end)
     name = "only setting tried" if report.tried == 1 else "best setting"
     words = _words(report.members[0].trial.setting)
     return View(
-        {**plan.data, "tune": tune_object(report)},
+        TuneAnswer(
+            **{name: getattr(answer, name) for name in answer.model_fields_set},
+            tune=tune_keys(report),
+        ),
         [
             *_trials(report),
             *(_front(report) if len(report.members) > 1 else ()),
@@ -139,10 +142,10 @@ def _counted(report: TuneReport) -> str:
     )
 
 
-def _grid(report: TuneReport, first: Sequence[str], rows: Sequence[Sequence[str]]) -> Grid:
+def _grid(report: TuneReport, first: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:
     names = (f"~{name.replace('_', ' ')}" for name in report.tuned_names)
     goals = (f">{HEADERS[goal.name]}" for goal in report.goals)
-    return Grid([*first, *names, *goals, ">ms"], rows)
+    return TextTable([*first, *names, *goals, ">ms"], rows)
 
 
 def _cells(
@@ -247,56 +250,41 @@ def _words(setting: Mapping[str, Value]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in setting.items())
 
 
-def tune_object(report: TuneReport) -> dict[str, Any]:
-    """``tune`` of ``shardopt plan --tune --json``.
-
-    Keys:
-        objectives: name -> unit, in the order given.
-        values: parameter -> the values it could take.
-        settings: number of combinations.
-        trials: by number: ``number``, ``setting``, ``state`` (searched, ruled out, infeasible,
-            failed, or open: its worker runs it or died), ``objectives`` (null unless searched),
-            ``bound`` (no plan of the setting
-            has smaller objectives; null if unknown), ``iteration_ms``, ``reason``.
-        best: the first of ``front``.
-        front: settings that no other beats, best by the first objective first: ``number``,
-            ``setting``, ``changes`` (in words), ``objectives``, ``iteration_ms``,
-            ``lower_bound_ms``, ``tables`` as in plan.json, ``undone`` (parameter -> by what
-            fraction the first objective grows when that change alone is undone).
-        stopped_by: ``trials``, ``exhausted``, ``time`` or ``interrupted``.
-        study: its name in the storage, or null.
-    """
+def tune_keys(report: TuneReport) -> TuneKeys:
+    """``tune`` of ``shardopt plan --tune --json``."""
     tuning = report.tuning
-    members = [
+    front = [
         {
-            **picked(member.trial, "number", "setting"),
+            **vars(member.trial),
             "changes": change_lines(tuning.case, member.trial.setting),
             "objectives": _named(report, member.values),
             "iteration_ms": member.result.best.iteration_ms,
             "lower_bound_ms": member.result.lower_bound_ms,
             "undone": tuning.undone(member),
-            "tables": tables_object(member.result.best.plan),
+            "tables": member.result.best.plan,
         }
         for member in report.members
     ]
     trials = [
         {
-            **picked(trial, "number", "setting", "state", "iteration_ms", "reason"),
+            **vars(trial),
             "objectives": _named(report, trial.values),
             "bound": _named(report, trial.bound),
         }
         for trial in report.tuned.trials
     ]
-    return {
-        "objectives": {goal.name: goal.unit for goal in report.goals},
-        "values": {name: list(values) for name, values in report.tuning.grid.values.items()},
-        "settings": report.tuning.grid.size,
-        "trials": trials,
-        "best": members[0],
-        "front": members,
-        "stopped_by": report.tuned.stopped_by,
-        "study": report.study,
-    }
+    return TuneKeys.model_validate(
+        {
+            "objectives": {goal.name: goal.unit for goal in report.goals},
+            "values": tuning.grid.values,
+            "settings": tuning.grid.size,
+            "trials": trials,
+            "best": front[0],
+            "front": front,
+            "stopped_by": report.tuned.stopped_by,
+            "study": report.study,
+        }
+    )
 
 
 def _named(report: TuneReport, values: Values | None) -> dict[str, float] | None:

@@ -130,7 +130,7 @@ def confirm(
     with untouched(how.batches):
         batches = list(itertools.islice(how.batches, BATCHES))
         make = partial(_step_of, module, sharders, batches, how, device)
-        sessions = JoinedSessions(make, device)
+        sessions = JoinedSessions(make, device, Talk())
         try:
             if not all(sessions.talk.gather(bool(batches))):
                 raise InputError(
@@ -253,10 +253,11 @@ class JoinedSessions:
         folder: for the traces of each plan; None to record none. Only the first rank writes there.
     """
 
-    def __init__(self, make: Make, device: torch.device, folder: Path | None = None) -> None:
-        self.make, self.device, self.folder = make, device, folder
+    def __init__(
+        self, make: Make, device: torch.device, talk: Talk, folder: Path | None = None
+    ) -> None:
+        self.make, self.device, self.talk, self.folder = make, device, talk, folder
         self.first = dist.get_rank() == 0
-        self.talk = Talk()
         self.traced: set[str] = set()
         """Plans that need no further trace."""
         self.report: Report = lambda message: None

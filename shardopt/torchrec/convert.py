@@ -50,6 +50,17 @@ with needs_torchrec():
     )
 
 
+KERNELS: dict[bool, dict[ComputeKernel, str]] = {
+    False: {kernel: kernel.value for kernel in ComputeKernel},
+    True: {
+        ComputeKernel.FUSED: "quant",
+        ComputeKernel.FUSED_UVM: "quant_uvm",
+        ComputeKernel.FUSED_UVM_CACHING: "quant_uvm_caching",
+    },
+}
+"""Module is quantised for inference -> TorchRec's name of each kernel there."""
+
+
 def to_torchrec(
     plan: ShardingPlan,
     module: nn.Module,
@@ -84,10 +95,21 @@ def to_torchrec(
     for key, index in assigned.items():
         module_table, where = module_tables[index], f"plan: table '{key}'"
         table = in_torchrec_order(plan.tables[key])
+        kernels = KERNELS[module_table.quantized]
         setting = RuntimeSetting(
-            module_table.shape, module_table.pooling, plan.world_size, group, kind
+            module_table.shape,
+            module_table.pooling,
+            plan.world_size,
+            group,
+            kind,
+            training=not module_table.quantized,
         )
         problem = find_runtime_problem(table, setting)
+        if not problem and table.compute_kernel not in kernels:
+            problem = (
+                f"a module that is quantised for inference has no kernel {table.compute_kernel}; "
+                f"use {', '.join(kernels)}"
+            )
         if not problem and table.compute_kernel.is_hashed:
             problem = (
                 f"the kernel {table.compute_kernel} has classes of its own, which shardopt does "
@@ -99,7 +121,7 @@ def to_torchrec(
         into = result.setdefault(module_table.path, torchrec_types.EmbeddingModuleShardingPlan())
         into[module_table.table] = torchrec_types.ParameterSharding(
             sharding_type=table.sharding_type.value,
-            compute_kernel=table.compute_kernel.value,
+            compute_kernel=kernels[table.compute_kernel],
             ranks=list(table.ranks),
             sharding_spec=sharding_spec(table, module_table.shape[0], kind, plan.local_world_size),
             **read_fields(table.parameters, where),
@@ -205,7 +227,9 @@ def from_torchrec(
             key = name if names.count(name) == 1 else f"{path}/{name}"
             parameters = write_fields(sharding, where)
             kind = _known(ShardingType, sharding.sharding_type, f"{where}: sharding_type")
-            kernel = _known(ComputeKernel, sharding.compute_kernel, f"{where}: compute_kernel")
+            by_name = {name: k.value for k, name in KERNELS[module_table.quantized].items()}
+            kernel_name = by_name.get(sharding.compute_kernel, sharding.compute_kernel)
+            kernel = _known(ComputeKernel, kernel_name, f"{where}: compute_kernel")
             shards = _shards(sharding, kind, module_table, where)
             placements += [s.placement for s in getattr(sharding.sharding_spec, "shards", ())]
             tables[key] = TablePlan(kind, kernel, shards, path or "ebc", parameters)
@@ -243,9 +267,18 @@ def _shards(
     placed = [shard.placement.rank() for shard in shards]
     if sharding.ranks is not None and list(sharding.ranks) != placed:
         raise PlanError(f"{where}: ranks are {sharding.ranks}, but the shards are on {placed}")
+    widths = [s.shard_sizes[1] for s in shards]
+    if module_table.quantized:
+        # TorchRec plans the rows of a quantised table as bytes, with their scale and bias
+        widths = [module_table.shape[1]] * len(shards)
+        if any(s.shard_offsets[1] for s in shards):
+            raise PlanError(
+                f"{where} is quantised and {kind}, which TorchRec plans in bytes, not in columns; "
+                "allow table_wise and row_wise"
+            )
     return tuple(
-        Shard(rank, (s.shard_offsets[0], s.shard_offsets[1]), (s.shard_sizes[0], s.shard_sizes[1]))
-        for rank, s in zip(placed, shards, strict=True)
+        Shard(rank, (s.shard_offsets[0], s.shard_offsets[1]), (s.shard_sizes[0], width))
+        for rank, s, width in zip(placed, shards, widths, strict=True)
     )
 
 

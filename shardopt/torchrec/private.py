@@ -51,7 +51,9 @@ TOUCHED = (
     Private("torchrec.modules.fp_embedding_modules", ("_feature_processors",)),
     Private("torchrec.modules.mc_embedding_modules", ("_embedding_module",)),
     Private("torchrec.modules.mc_embedding_modules", ("_managed_collision_collection",)),
+    Private("torchrec.modules.pec_embedding_modules", ("_embedding_collection",)),
     Private("torchrec.distributed.mc_embedding_modules", ("_e_sharder",)),
+    Private("torchrec.distributed.pec_embedding", ("_embedding_collection_sharder",)),
     Private("torchrec.distributed.embedding", ("_use_index_dedup",)),
     Private("torchrec.distributed.embeddingbag", ("_has_features_permute",)),
     Private("torchrec.distributed.embeddingbag", ("_optimizer_classes", "_optimizer_kwargs")),
@@ -63,7 +65,7 @@ TOUCHED = (
     Private("torchrec.distributed.sharding.dynamic_sharding", ("_generate_tag",), "1.8"),
 )
 
-WRAPPED = ("_embedding_bag_collection", "_embedding_module")
+WRAPPED = ("_embedding_bag_collection", "_embedding_module", "_embedding_collection")
 """Attributes in which modules that TorchRec shards as a whole hold the child with the tables."""
 
 
@@ -86,8 +88,10 @@ def remaps_ids(module: Any) -> bool:
 
 def deduplicates_ids(sharder: Any) -> bool:
     """Tell if a sharder sends distinct ids only."""
-    # a managed-collision module's sharder wraps the sharder of the collection
-    return bool(getattr(getattr(sharder, "_e_sharder", sharder), "_use_index_dedup", False))
+    # the sharder of a wrapper, such as managed collisions, has that of its collection
+    for attribute in ("_e_sharder", "_embedding_collection_sharder"):
+        sharder = getattr(sharder, attribute, sharder)
+    return bool(getattr(sharder, "_use_index_dedup", False))
 
 
 def optimizers_in_backward(parameter: Any) -> list[Any]:

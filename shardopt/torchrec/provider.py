@@ -17,8 +17,8 @@ from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.workload import Workload
 from predictor.units import GIB
-from shardopt.api.answer import stop_of
 from shardopt.api.cache import ResultCache
+from shardopt.api.inputs import stop_of
 from shardopt.api.machines import OnMachine
 from shardopt.api.machines import plan_machines as plan_model
 from shardopt.api.request import PlanRequest

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from inspect import Parameter, signature
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -179,6 +180,9 @@ class OfferedTable:
             return f"it can only have the compute kernels {', '.join(sorted(kernels))}"
         if option.tensor.dtype not in DATA_TYPES:
             return f"its weights are {option.tensor.dtype}"
+        unknown = _unknown_settings(self.options)
+        if unknown:
+            return f"it has {', '.join(unknown)}, which this version of shardopt does not know"
         if self.config is None:
             return (
                 "no EmbeddingBagCollection or EmbeddingCollection below "
@@ -352,6 +356,32 @@ class OfferedTable:
         )
 
 
+OPTION_FIELDS = (
+    *("name", "tensor", "module", "input_lengths", "batch_size", "sharding_type", "partition_by"),
+    *("compute_kernel", "shards", "cache_params", "enforce_hbm", "stochastic_rounding"),
+    *("bounds_check_mode", "dependency", "is_pooled", "feature_names", "output_dtype"),
+    *("key_value_params", "num_poolings", "stash_weights"),
+)
+"""Arguments of a `ShardingOption` of TorchRec 1.7 to 1.9."""
+
+
+def _unknown_settings(options: Sequence[ShardingOption]) -> list[str]:
+    """List what a later TorchRec sets on options: shards that the search cuts would not follow."""
+    arguments = signature(type(options[0])).parameters.values()
+    usual = {
+        argument.name: argument.default
+        for argument in arguments
+        if argument.name not in OPTION_FIELDS and argument.default is not Parameter.empty
+    }
+    settings = {
+        f"{name}={value!r}"
+        for option in options
+        for name, default in usual.items()
+        if (value := getattr(option, name, default)) != default
+    }
+    return sorted(settings)
+
+
 def _list(values: Sequence[float] | None, count: int) -> Sequence[float] | None:
     """One number a feature; TorchRec asserts that a list of another length is not there."""
     return values if values and len(values) == count else None
@@ -448,7 +478,12 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
         "and priced as fp16: memory and time are at most what is said"
         for kind, names in types.items()
     ]
-    for path, whole, _ in find_embedding_modules(module):
+    for path, whole, inner in find_embedding_modules(module):
+        if whole is not inner and not remaps_ids(whole) and feature_processors(whole) is None:
+            notes.append(
+                f"the {type(whole).__name__} '{path}' is priced as the {type(inner).__name__} in "
+                "it: what else it runs comes on top of the predicted time"
+            )
         if remaps_ids(whole):
             notes.append(
                 f"the managed collision of '{path}' is not priced, its lookups are: the remap of "

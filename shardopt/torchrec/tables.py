@@ -24,6 +24,8 @@ with needs_torchrec():
         PositionWeightedModule,
         PositionWeightedModuleCollection,
     )
+    from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantizedBags
+    from torchrec.quant.embedding_modules import EmbeddingCollection as QuantizedSequences
 
 SPARSE_OPTIMIZERS: dict[str, Any] = {
     Optimizer.SGD: torchrec_optim.SGD,
@@ -50,6 +52,7 @@ class ModuleTable:
         position_weights: how many a feature processor learns, by feature.
         stash_weights: they leave the device between lookup and backward, where the train pipeline
             stashes any (torchrec 1.8 and newer).
+        quantized: for inference.
     """
 
     path: str
@@ -60,6 +63,7 @@ class ModuleTable:
     data_type: str = "fp32"
     position_weights: Mapping[str, int] = field(default_factory=dict)
     stash_weights: bool = False
+    quantized: bool = False
 
 
 def find_embedding_modules(
@@ -119,6 +123,7 @@ def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
                 config.data_type.value.lower(),
                 {name: positions[name] for name in config.feature_names if name in positions},
                 getattr(config, "stash_weights", False),
+                isinstance(inner, QuantizedBags | QuantizedSequences),
             )
 
 

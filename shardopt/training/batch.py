@@ -73,10 +73,11 @@ class Batch(Pipelineable):
 
 
 def batch_ring(
-    workload: Workload, *, seed: int = 0, rank: int = 0, size: int = RING_SIZE
+    workload: Workload, *, seed: int = 0, rank: int = 0, size: int = RING_SIZE, pin: bool = False
 ) -> list[Batch]:
-    """The distinct batches of one rank; every rank has its own."""
-    return [synthetic_batch(workload, seed=seed, rank=rank, index=i) for i in range(size)]
+    """The distinct batches of one rank; every rank has its own. ``pin``: in page-locked memory."""
+    ring = [synthetic_batch(workload, seed=seed, rank=rank, index=i) for i in range(size)]
+    return [batch.pin_memory() for batch in ring] if pin else ring
 
 
 def synthetic_batch(workload: Workload, *, seed: int = 0, rank: int = 0, index: int = 0) -> Batch:

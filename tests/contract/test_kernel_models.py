@@ -93,9 +93,9 @@ def test_lookup_models_have_launches_and_floors(name: str) -> None:
 def test_row_splits_add_up_to_no_less_than_the_whole_streams(name: str) -> None:
     """Two halves of a table cost together no less than the rows they read demand."""
     hw = load_hardware(name)
-    whole = replace(_lookups(0, ComputeKernel.FUSED), draws=1e5, bags=1e5)
-    half = replace(whole, bins=whole.bins.scaled(0.5), rows=whole.rows // 2)
-    assert half.ids == pytest.approx(whole.ids / 2)
+    unsplit = replace(_lookups(0, ComputeKernel.FUSED), draws=1e5, bags=1e5)
+    half = replace(unsplit, bins=unsplit.bins.scaled(0.5), rows=unsplit.rows // 2)
+    assert half.ids == pytest.approx(unsplit.ids / 2)
     model = lookup_model(hw)
     for cost in (model.forward_ms, model.backward_ms):
-        assert cost(half) <= cost(whole) <= 2 * cost(half) * 1.05
+        assert cost(half) <= cost(unsplit) <= 2 * cost(half) * 1.05

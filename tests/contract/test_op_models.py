@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.dense import DenseWork, Execution, Segment, price
+from predictor.cost.dense import DenseSegment, DenseWork, Execution, price
 from predictor.cost.gemm import product_rate
 from predictor.cost.ops.op_time import (
     ATTENTION,
@@ -60,8 +60,8 @@ def call_of(name: str, x: int) -> OpCall:
             tensor(3, n, 32, 14, 14),
         )
         if name.endswith("backward"):
-            made = (tensor(4, n, 8, 16, 16), tensor(5, 32, 8, 3, 3))
-            return OpCall(name, (out, image, weight), made)
+            outputs = (tensor(4, n, 8, 16, 16), tensor(5, 32, 8, 3, 3))
+            return OpCall(name, (out, image, weight), outputs)
         return OpCall(name, (image, weight), (out,))
     if name in ATTENTION:
         q = [tensor(at, x, 8, 64, 32) for at in range(1, 5)]
@@ -82,12 +82,12 @@ def test_every_op_is_finite_positive_never_falls_and_ends_linear(profile: str) -
     hw = load_hardware(profile)
     times = OpTimes(hw, "fp32")
     for name in NAMES:
-        found = [times.cost(call_of(name, x)) for x in GROWTH]
-        ms = [cost.ms for cost in found]
+        costs = [times.cost(call_of(name, x)) for x in GROWTH]
+        ms = [cost.ms for cost in costs]
         assert np.isfinite(ms).all(), name
         assert min(ms) > 0, name
         assert all(a <= b * (1 + 1e-9) for a, b in pairwise(ms)), (name, ms)
-        assert all(1 <= cost.kernels < 20 for cost in found), name
+        assert all(1 <= cost.kernels < 20 for cost in costs), name
         # far out a size twice as large takes twice as long
         far = [times.cost(call_of(name, x)).ms for x in (20_000, 40_000)]
         assert 1.7 < far[1] / far[0] < 2.2, (name, far)
@@ -112,7 +112,7 @@ def test_names_are_in_one_family() -> None:
 
 def total(work: DenseWork) -> float:
     steps = (*work.forward, *work.backward, work.optimizer)
-    return sum(step.cost_ms for step in steps if isinstance(step, Segment))
+    return sum(step.cost_ms for step in steps if isinstance(step, DenseSegment))
 
 
 def worth(hw: HardwareProfile) -> Callable[[int, int], float]:
@@ -148,7 +148,7 @@ def test_any_program_has_a_price(
     assert all(
         s.cost_ms >= 0 and s.host_ms >= 0 and s.kernels >= 1
         for s in (*work.forward, *work.backward)
-        if isinstance(s, Segment)
+        if isinstance(s, DenseSegment)
     )
     plain = price(program, ("ebc", "other"), times, Execution(worth(hw)))
     events = (*program.forward, *program.backward, *program.optimizer)

@@ -45,8 +45,8 @@ def cores() -> list[str]:
     """One core and two, where the machine has two."""
     if not hasattr(os, "sched_getaffinity"):
         return ["0", "0"]
-    mine = sorted(os.sched_getaffinity(0))
-    return [str(mine[0]), ",".join(map(str, mine[:2]))]
+    usable = sorted(os.sched_getaffinity(0))
+    return [str(usable[0]), ",".join(map(str, usable[:2]))]
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def some_shapes(rows: list[Row]) -> list[Row]:
             lambda row: float(row["K"]),
         ]
         chosen += [pick(own, key=side) for side in sides for pick in (min, max)]
-        kept += [row for row in own if any(row is other for other in chosen)]
+        kept += [row for row in own if any(row is row_chosen for row_chosen in chosen)]
     return kept
 
 
@@ -158,10 +158,10 @@ def cut(source: Path, excerpt: Excerpt) -> str:
 
 def excerpts(folder: Path) -> dict[str, str]:
     """Name of every excerpt -> its text, out of the full tables in ``folder``."""
-    found = {name: cut(folder / name, excerpt) for name, excerpt in TABLES.items()}
+    tables = {name: cut(folder / name, excerpt) for name, excerpt in TABLES.items()}
     plans = json.loads((folder / PLANS).read_text(encoding="utf-8"))
-    found[PLANS] = json.dumps(plans, separators=(",", ":")) + "\n"
-    return found
+    tables[PLANS] = json.dumps(plans, separators=(",", ":")) + "\n"
+    return tables
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,13 +15,13 @@ collect_ignore_glob = [] if find_spec("torchrec") else ["*.py"]
 @pytest.fixture
 def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Processes of the ranks that are started, in their order."""
-    found: list[int] = []
+    started: list[int] = []
     start = launch._start
 
     def noted(command: launch.Command, log: Path) -> launch._Started:
         rank = start(command, log)
-        found.append(rank.process.pid)
+        started.append(rank.process.pid)
         return rank
 
     monkeypatch.setattr(launch, "_start", noted)
-    return found
+    return started

@@ -113,11 +113,13 @@ atexit.register(Server.end)
 
 def torchrun(ranks: int, *words: object) -> subprocess.CompletedProcess[str]:
     """Run words of a program under torchrun, on ranks of this host."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")
+    }
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
     return subprocess.run(
         [sys.executable, *map(str, (*start, *words))],
-        env={**kept, **ENVIRONMENT, "PYTHONPATH": str(REPOSITORY)},
+        env={**environment, **ENVIRONMENT, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
         check=False,
@@ -153,7 +155,9 @@ def fork_ranks(job: Path, ranks: int, on_host: int) -> int:
     return sum(map(bool, codes))
 
 
-def run_rank(job: Path, rank: int, ranks: int, function: Any, given: tuple[Any, ...]) -> NoReturn:
+def run_rank(
+    job: Path, rank: int, ranks: int, function: Any, arguments: tuple[Any, ...]
+) -> NoReturn:
     """Run one rank, in a gloo group and with one thread, to the end of its process.
 
     It ends without Python's end: gloo's threads may abort a process while Python tears down
@@ -170,11 +174,11 @@ def run_rank(job: Path, rank: int, ranks: int, function: Any, given: tuple[Any, 
         torch.set_num_threads(1)
         store = dist.FileStore(f"{job}/store", ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-        (job / f"found.{rank}").write_bytes(pickle.dumps(function(*given)))
+        (job / f"found.{rank}").write_bytes(pickle.dumps(function(*arguments)))
         dist.barrier()
         # a rank that left the barrier early would close sockets that slower ones need
         store.set(f"ended.{rank}", "")
-        store.wait([f"ended.{other}" for other in range(ranks)])
+        store.wait([f"ended.{peer}" for peer in range(ranks)])
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -42,17 +42,17 @@ def capture_training(folder: Path, load: Workload, plan: ShardingPlan, batches: 
 
 
 def programs(folder: Path) -> list[RankProgram]:
-    found = load_traces([folder])
-    return [program_of(trace, found, Annotations()) for trace in found.executions]
+    traces = load_traces([folder])
+    return [program_of(trace, traces, Annotations()) for trace in traces.executions]
 
 
 def check_same(first: Path, second: Path) -> list[RankProgram]:
     """The same ops in order, shapes, strides and types on every rank; those of the first."""
-    ones, others = programs(first), programs(second)
-    assert [p.rank for p in ones] == [p.rank for p in others]
-    for one, other in zip(ones, others, strict=True):
-        assert not one.left_out
-        assert not list(differences(signatures(one), signatures(other)))
+    ones, second_programs = programs(first), programs(second)
+    assert [p.rank for p in ones] == [p.rank for p in second_programs]
+    for program, again in zip(ones, second_programs, strict=True):
+        assert not program.left_out
+        assert not list(differences(signatures(program), signatures(again)))
     return ones
 
 
@@ -63,7 +63,7 @@ def check_fixpoint(traces: Path, place: Path) -> tuple[list[RankProgram], dict[s
     result = replay(place / "b", [*QUICK, "--profile", str(place / "again")])
     assert (result["not_replayed"], result["notes"]) == ({}, [])
     assert result["ops_replayed"] == result["ops_total"] > 0
-    found = check_same(traces, place / "again")
-    recorded = [[c.bytes for c in p.calls if c.bytes is not None] for p in found]
+    generated = check_same(traces, place / "again")
+    recorded = [[c.bytes for c in p.calls if c.bytes is not None] for p in generated]
     assert result["collective_bytes"] == recorded
-    return found, result
+    return generated, result

@@ -86,16 +86,16 @@ def test_the_command_runs_sparse_dist_and_prints_rows(
     model, *plans = write_job(tmp_path)
     words = ["bench", "run", model, *plans, "--rounds", "2", "--block", "3", "--warmup", "1"]
     assert main([*words, "--json", "--quiet"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["plan"] for row in found["rows"]] == plans
-    for row in found["rows"]:
+    document = json.loads(capsys.readouterr().out)
+    assert [row["plan"] for row in document["rows"]] == plans
+    for row in document["rows"]:
         assert len(row["samples_ms"]) == 6
         assert row["median_ms"] > 0
         assert row["predicted_ms"] > 0
         assert len(row["ranks_median_ms"]) == 2
-    assert found["rows"][1]["significant"] is False
-    assert set(found["reference"]) == {"lookup_forward", "lookup_backward", "gemm", "all_to_all"}
-    assert found["hardware"] == "cpu-gloo"
+    assert document["rows"][1]["significant"] is False
+    assert set(document["reference"]) == {"lookup_forward", "lookup_backward", "gemm", "all_to_all"}
+    assert document["hardware"] == "cpu-gloo"
 
 
 @pytest.mark.slow

@@ -46,15 +46,15 @@ def steps(model: DistributedModelParallel, first: int) -> list[float]:
 
 def resume_all(folder: Path) -> dict[str, dict[str, Any]]:
     """Every plan saves; every plan resumes what every plan saved."""
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for before, plan in PLANS.items():
         model = case.sharded_model(LOAD, plan)
         steps(model, 0)
         dcp.save(training_state(model), checkpoint_id=str(folder / before))
-        found[before] = {"went on": steps(model, STEPS)}
-        for after, other in PLANS.items():
-            found[before][after] = resumed(folder / before, plan, other)
-    return found
+        results[before] = {"went on": steps(model, STEPS)}
+        for after, new_plan in PLANS.items():
+            results[before][after] = resumed(folder / before, plan, new_plan)
+    return results
 
 
 def resumed(checkpoint: Path, before: ShardingPlan, after: ShardingPlan) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def test_what_is_allowed_goes_on_as_if_nothing_had_happened(
     """And what is refused does not: torch.distributed.checkpoint fails, or training differs."""
     ranks = [rank[before][after] for rank in found]
     same = all(
-        "losses" in rank and np.allclose(rank["losses"], of[before]["went on"], rtol=1e-5)
-        for rank, of in zip(ranks, found, strict=True)
+        "losses" in rank and np.allclose(rank["losses"], result[before]["went on"], rtol=1e-5)
+        for rank, result in zip(ranks, found, strict=True)
     )
     refused = {rank["refused"] is not None for rank in ranks}
     assert refused == {not same}, ranks

@@ -17,13 +17,13 @@ from tests.distributed.training_case import EFFORT, SHARDERS
 from tests.shardopt.torchrec.hook_models import Model, bag
 
 
-def plan(group: Any = None, **told: Any) -> str:
+def plan(group: Any = None, **options: Any) -> str:
     """Kind and words of the error that planning together ends in.
 
     Args:
-        told: to the planner.
+        options: to the planner.
     """
-    planner = ShardoptPlanner(batch_size=4, effort=EFFORT, debug=False, **told)
+    planner = ShardoptPlanner(batch_size=4, effort=EFFORT, debug=False, **options)
     try:
         planner.collective_plan(Model(bag("t", 100, 8)).ebc, SHARDERS, group)
     except Exception as error:
@@ -41,12 +41,12 @@ def test_without_a_group_the_way_to_one_is_named() -> None:
 
 def plan_in_trouble() -> dict[str, Any]:
     """First the planning rank fails, then rank 1 stays away: the errors that a rank meets."""
-    found: dict[str, Any] = {"failed": plan(strict=True)}
+    outcome: dict[str, Any] = {"failed": plan(strict=True)}
     alone = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
-    found["seconds"] = [search_seconds(given, alone) for given in (None, 0.1, 60.0)]
+    outcome["seconds"] = [search_seconds(limit, alone) for limit in (None, 0.1, 60.0)]
     if dist.get_rank() == 0:
-        found["missing"] = plan(alone, **TOLD)
-    return found
+        outcome["missing"] = plan(alone, **TOLD)
+    return outcome
 
 
 @pytest.mark.distributed
@@ -65,15 +65,15 @@ def test_errors_reach_all_ranks_and_a_missing_rank_is_named() -> None:
 
 def plan_with_a_fault() -> dict[str, Any]:
     """A search that fails where the plan is made, and a topology of other ranks than there are."""
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     with patch.object(hook, "find_plans", side_effect=ZeroDivisionError):
-        found["fault"] = plan(**TOLD)
-    found["many"] = plan(topology=Topology(world_size=8, compute_device="cpu"), **TOLD)
+        outcome["fault"] = plan(**TOLD)
+    outcome["many"] = plan(topology=Topology(world_size=8, compute_device="cpu"), **TOLD)
     planner = ShardoptPlanner(batch_size=4, effort=EFFORT, debug=False, confirm=Confirm([]), **TOLD)
     with patch.object(hook, "confirm_plans", side_effect=ZeroDivisionError):
         planner.collective_plan(Model(bag("t", 100, 8)).ebc, SHARDERS)
-    found["confirmed"] = planner.confirmed
-    return found
+    outcome["confirmed"] = planner.confirmed
+    return outcome
 
 
 @pytest.mark.slow

@@ -21,7 +21,9 @@ from torchrec.streamable import Pipelineable
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan_json import load_plan
+from shardopt.api.document import MeasuredPlan, confirmation_keys
 from shardopt.cli.app import main
+from shardopt.race import Confirmation
 from shardopt.torchrec import Confirm, ShardoptPlanner, confirm
 from tests.distributed.ranks import on_ranks, torchrun
 
@@ -41,19 +43,19 @@ dense: {in_features: 4, bottom_mlp: [32], interaction: dot, top_mlp: [16, 1]}
 def words(folder: Path) -> list[str]:
     """Return the command line that confirms plans of the model."""
     (folder / "model.yaml").write_text(MODEL)
-    given = ["plan", str(folder / "model.yaml"), "--gpus", "2", "--hardware", "cpu-gloo"]
-    given += ["--effort", "0.1", "--no-cache", "--confirm", "1", "--minutes", "0.2"]
-    return [*given, "-o", str(folder / "plan.json"), "--json"]
+    command = ["plan", str(folder / "model.yaml"), "--gpus", "2", "--hardware", "cpu-gloo"]
+    command += ["--effort", "0.1", "--no-cache", "--confirm", "1", "--minutes", "0.2"]
+    return [*command, "-o", str(folder / "plan.json"), "--json"]
 
 
-def check(found: dict[str, Any], folder: Path) -> HardwareProfile:
+def check(document: dict[str, Any], folder: Path) -> HardwareProfile:
     """The fastest plan is written, and what was learned beside it."""
-    measured = {one["plan"]: one["median_ms"] for one in found["confirmed"]}
+    measured = {row["plan"]: row["median_ms"] for row in document["confirmed"]}
     assert all(ms > 0 for ms in measured.values())
-    assert found["measured_gain"]["value"] >= 0
+    assert document["measured_gain"]["value"] >= 0
     best = min(measured, key=lambda name: measured[name])
-    by = next(one["found_by"] for one in found["confirmed"] if one["plan"] == best)
-    assert found["plans"][0]["found_by"] == f"{by}, measured"
+    by = next(row["found_by"] for row in document["confirmed"] if row["plan"] == best)
+    assert document["plans"][0]["found_by"] == f"{by}, measured"
     assert load_plan(folder / "plan.json").world_size == 2
     return load_hardware(str(folder / "plan.learned.yaml"))
 
@@ -82,8 +84,8 @@ class Batch(Pipelineable):
     """Ids of two features, and a label."""
 
     def __init__(self, seed: int) -> None:
-        made = torch.Generator().manual_seed(seed)
-        ids = torch.randint(0, 100, (16,), generator=made)
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, 100, (16,), generator=generator)
         self.features = torchrec.KeyedJaggedTensor.from_lengths_sync(
             ["fa", "fb"], ids, torch.ones(16, dtype=torch.long)
         )
@@ -141,11 +143,20 @@ class Watched(TrainPipelineBase):
 
 
 def plan_of(model: nn.Module, kind: str) -> Any:
-    told = {name: ParameterConstraints(sharding_types=[kind], min_partition=4) for name in "ab"}
+    constraints = {
+        name: ParameterConstraints(sharding_types=[kind], min_partition=4) for name in "ab"
+    }
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=2, compute_device="cpu"), batch_size=8, constraints=told
+        topology=Topology(world_size=2, compute_device="cpu"), batch_size=8, constraints=constraints
     )
     return planner.plan(model, SHARDERS)
+
+
+def shown(confirmation: Confirmation) -> dict[str, Any]:
+    """What ``--json`` says of the measured plans."""
+    keys = confirmation_keys(confirmation)
+    plans = [MeasuredPlan.model_validate(plan).to_dict() for plan in keys["confirmed"]]
+    return {"confirmed": plans, "measured_gain": keys["measured_gain"]}
 
 
 def confirm_and_plan() -> dict[str, Any]:
@@ -162,7 +173,7 @@ def confirm_and_plan() -> dict[str, Any]:
         "large": plan_of(model, "data_parallel"),
     }
     how = Confirm(Loader(), pipeline=Watched, minutes=0.05, plans=2)
-    found = confirm(model, plans, how, sharders=SHARDERS)
+    confirmed = confirm(model, plans, how, sharders=SHARDERS)
     planner = ShardoptPlanner(
         topology=Topology(world_size=2, compute_device="cpu"),
         batch_size=8,
@@ -175,10 +186,10 @@ def confirm_and_plan() -> dict[str, Any]:
     assert planner.confirmed is not None
     same = [torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     return {
-        **found.as_object(),
-        "notes": found.notes,
+        **shown(confirmed),
+        "notes": confirmed.notes,
         "untouched": all(same) and torch.equal(states, torch.get_rng_state()),
-        "planned": planner.confirmed.as_object(),
+        "planned": shown(planner.confirmed),
         "chosen": str(chosen),
         "best": str(planner.confirmed.best.plan),
     }
@@ -186,12 +197,12 @@ def confirm_and_plan() -> dict[str, Any]:
 
 def test_in_a_training_script() -> None:
     """A plan under which a rank runs out of memory is out, and training begins as it would have."""
-    found, other = on_ranks(confirm_and_plan)
-    assert found == other
-    measured = {one["plan"]: one["median_ms"] for one in found["confirmed"]}
+    confirmed, planned = on_ranks(confirm_and_plan)
+    assert confirmed == planned
+    measured = {row["plan"]: row["median_ms"] for row in confirmed["confirmed"]}
     assert measured["large"] is None
     assert 0 < measured["torchrec"] < measured["slow"]
-    assert any("large is out: rank 1" in note for note in found["notes"])
-    assert found["untouched"]
-    assert found["planned"]["measured_gain"]["value"] >= 0
-    assert found["chosen"] == found["best"]
+    assert any("large is out: rank 1" in note for note in confirmed["notes"])
+    assert confirmed["untouched"]
+    assert confirmed["planned"]["measured_gain"]["value"] >= 0
+    assert confirmed["chosen"] == confirmed["best"]

@@ -25,7 +25,7 @@ STEPS = 12
 
 def workload(*, dedup: bool = True) -> Workload:
     """Histories of few and of many distinct ids."""
-    of = {"a": Zipf(1.05), "b": Uniform()}
+    distributions = {"a": Zipf(1.05), "b": Uniform()}
     tables = [
         Table(
             f"t_{name}",
@@ -36,7 +36,7 @@ def workload(*, dedup: bool = True) -> Workload:
             pooling="none",
             index_dedup=dedup,
         )
-        for name, distribution in of.items()
+        for name, distribution in distributions.items()
     ]
     return Workload("histories", 128, tuple(tables), DenseArch(13, (16,), (16, 1), "concat"))
 
@@ -54,13 +54,13 @@ def unique_by_feature(
     bounds = offsets[::batch].tolist()
     ids, inverse, lengths, before = [], [], [], 0
     for first, last in pairwise(bounds):
-        found, back = torch.unique(values[first:last], return_inverse=True)
-        ids.append(found)
+        unique_ids, back = torch.unique(values[first:last], return_inverse=True)
+        ids.append(unique_ids)
         inverse.append(back + before)
-        before += len(found)
+        before += len(unique_ids)
         of_samples = torch.zeros(batch, dtype=torch.int64)
-        of_samples[: len(found) % batch] = 1
-        lengths.append(of_samples + len(found) // batch)
+        of_samples[: len(unique_ids) % batch] = 1
+        lengths.append(of_samples + len(unique_ids) // batch)
     all_lengths = torch.cat(lengths)
     ends = torch.cat([torch.zeros(1, dtype=torch.int64), all_lengths.cumsum(0)])
     return all_lengths, ends, torch.cat(ids), torch.cat(inverse)
@@ -74,8 +74,8 @@ def looked_up(load: Workload, plan: ShardingPlan) -> list[int]:
     training = Training(load, plan, torch.device("cpu"), ring)
     counts: list[int] = []
 
-    def count(_: Any, given: tuple[Any, ...]) -> None:
-        counts.append(int(given[0].values().numel()))
+    def count(_: Any, inputs: tuple[Any, ...]) -> None:
+        counts.append(int(inputs[0].values().numel()))
 
     for lookup in training.model.sparse["ec"]._lookups:
         lookup.register_forward_pre_hook(count)
@@ -86,15 +86,15 @@ def looked_up(load: Workload, plan: ShardingPlan) -> list[int]:
 
 @pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.ROW_WISE])
 def test_as_many_ids_are_looked_up_as_predicted(kind: ShardingType) -> None:
-    made, topology = workload(), a_topology(2)
-    tables = sharded(made, topology, kind)
+    model, topology = workload(), a_topology(2)
+    tables = sharded(model, topology, kind)
     expected = np.zeros(2)
-    loads, raw = (ShardLoads(w, topology, hardware()) for w in (made, workload(dedup=False)))
+    loads, raw = (ShardLoads(w, topology, hardware()) for w in (model, workload(dedup=False)))
     sent = 0.0
     for index, table in enumerate(tables):
         ranks, found = loads.of_table(index, table)
         np.add.at(expected, ranks, found[:, Load.IDS])
         sent += float(raw.of_table(index, table)[1][:, Load.IDS].sum())
     assert expected.sum() < 0.7 * sent
-    counts = on_ranks(looked_up, made, plan_of(made, topology, tables))
+    counts = on_ranks(looked_up, model, plan_of(model, topology, tables))
     assert np.mean(counts, axis=1) == pytest.approx(expected, rel=0.03)

@@ -52,9 +52,11 @@ WORKLOAD = Workload("weighed", BATCH, TABLES, DenseArch(13, (16,), (16, 1), "con
 
 
 def plans(kind: str) -> tuple[TablePlan, ...]:
-    whole = tuple(table_wise(table, at % 2) for at, table in enumerate(TABLES))
+    table_wise_tables = tuple(table_wise(table, at % 2) for at, table in enumerate(TABLES))
     rows = sharded(WORKLOAD, a_topology(2), ShardingType.ROW_WISE)
-    return {"whole": whole, "rows": rows, "both": (*whole[:2], *rows[2:])}[kind]
+    return {"whole": table_wise_tables, "rows": rows, "both": (*table_wise_tables[:2], *rows[2:])}[
+        kind
+    ]
 
 
 LARGE = 2000
@@ -78,27 +80,27 @@ class Ops(Recorder):
 
 def by_part(calls: list[RecordedCall]) -> dict[str, Any]:
     """Number of the ops that are no views, and the bytes of their large operands."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for call, name in ((c.call, c.op.split("::")[-1]) for c in calls):
-        given, out = call.inputs, call.outputs
-        fresh = {o.storage for o in out} - {o.storage for o in given}
+        inputs, out = call.inputs, call.outputs
+        fresh = {o.storage for o in out} - {o.storage for o in inputs}
         if call.path and (fresh or name.endswith("_")) and not name.startswith("empty"):
-            written = given[:1] if name.endswith("_") else out
-            read = given[1:] if name == "copy_" else () if name == "zeros_like" else given
-            part = found.setdefault(call.path, {"bytes": 0, "ops": []})
+            written = inputs[:1] if name.endswith("_") else out
+            read = inputs[1:] if name == "copy_" else () if name == "zeros_like" else inputs
+            part = parts.setdefault(call.path, {"bytes": 0, "ops": []})
             large = [o for o in (*read, *written) if o.elements >= LARGE]
             part["bytes"] += sum(o.elements * o.item_bytes for o in large)
             part["ops"].append(name)
-    return found
+    return parts
 
 
 def moved(calls: list[RecordedCall]) -> list[tuple[str, str, int]]:
     """Collectives, data types and elements."""
-    found = []
+    moves = []
     for call, name in ((c.call, c.op.removeprefix("c10d::")) for c in calls if "c10d" in c.op):
         sent = call.inputs[name == "alltoall_base_"]
-        found.append((name, sent.data_type, sent.elements))
-    return found
+        moves.append((name, sent.data_type, sent.elements))
+    return moves
 
 
 def short(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -128,15 +130,15 @@ def watch(ops: Ops, ids: dict[str, list[int]]) -> None:
 
     def spreading(self: Any, awaitable: Any) -> Any:
         with ops.during("spread"):
-            found = spread(self, awaitable)
-        (add,) = found.callbacks[-1:]
+            outputs = spread(self, awaitable)
+        (add,) = outputs.callbacks[-1:]
 
         def added(kt: Any) -> Any:
             with ops.during("spread"):
                 return add(kt)
 
-        found.callbacks[-1] = added
-        return found
+        outputs.callbacks[-1] = added
+        return outputs
 
     fp_embeddingbag.modify_input_for_feature_processor = prepared
     sharded.apply_feature_processors_to_kjt_list = weighed

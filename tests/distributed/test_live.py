@@ -49,7 +49,7 @@ def watched(job: Path, batches: list[Batch]) -> dict[str, Any]:
     load = load_model(job / "model.yaml")
     given = load_plan(job / "plan.json")
     model = sharded_model(load, given)
-    found: dict[str, Any] = {"losses": [], "refused": {}}
+    outcome: dict[str, Any] = {"losses": [], "refused": {}}
 
     def monitor_of(plan: Any) -> ReplanMonitor:
         return ReplanMonitor(
@@ -64,30 +64,30 @@ def watched(job: Path, batches: list[Batch]) -> dict[str, Any]:
         )
 
     monitor = monitor_of(given)
-    found["refused"]["another"] = said(lambda: monitor_of(load_plan(job / "other.json")))
-    found["refused"]["nothing proposed"] = said(lambda: monitor.apply(model))
+    outcome["refused"]["another"] = said(lambda: monitor_of(load_plan(job / "other.json")))
+    outcome["refused"]["nothing proposed"] = said(lambda: monitor.apply(model))
     for step, batch in enumerate(batches):
-        found["losses"] += train(model, load, [batch])
+        outcome["losses"] += train(model, load, [batch])
         if monitor.step(batch.sparse) and step + 1 == 2 * case.EVERY:
             proposal = monitor.propose()
-            found["proposal"] = proposal.to_object()
-            found["refused"] |= refusals(monitor, model)
+            outcome["proposal"] = proposal.to_object()
+            outcome["refused"] |= refusals(monitor, model)
             monitor.apply(model)
-            found["moved"] = [table.ranks for table in model.plan.plan["sparse.ebc"].values()]
-            found["matches"] = list(reshard.find_mismatches(model, proposal.plan))
-    found["windows"] = sorted(path.name for path in (job / "windows").iterdir())
-    return found
+            outcome["moved"] = [table.ranks for table in model.plan.plan["sparse.ebc"].values()]
+            outcome["matches"] = list(reshard.find_mismatches(model, proposal.plan))
+    outcome["windows"] = sorted(path.name for path in (job / "windows").iterdir())
+    return outcome
 
 
 def refusals(monitor: ReplanMonitor, model: Any) -> dict[str, str]:
     """Proposals that must not be followed, and what is said of them."""
     good, second = monitor.proposal, dist.get_rank() == 1
     assert good is not None
-    found = {}
+    refused = {}
 
     def try_it(name: str, proposal: Any) -> None:
         monitor.proposal = proposal
-        found[name] = said(lambda: monitor.apply(model))
+        refused[name] = said(lambda: monitor.apply(model))
         monitor.proposal = good
 
     try_it("other plan", replace(good, before=good.plan))
@@ -101,12 +101,12 @@ def refusals(monitor: ReplanMonitor, model: Any) -> dict[str, str]:
     ebc.forward = ebc.forward
     try_it("pipeline", good)
     del ebc.forward
-    return found
+    return refused
 
 
-def said(what: Callable[[], object]) -> str:
+def said(action: Callable[[], object]) -> str:
     try:
-        what()
+        action()
     except ShardoptError as error:
         return str(error)
     return "nothing"
@@ -136,14 +136,14 @@ def test_the_proposal_is_that_of_plan_from(found: list[dict[str, Any]]) -> None:
     assert first["move"]["recommended"]
     assert first["move"]["in_place"]
     assert first["obstacles"] == []
-    given = first["from"]
-    assert given["horizon"] == 10**7
-    assert first["iteration_ms"] < given["iteration_ms"]
-    assert first["gain"] == pytest.approx(1 - first["iteration_ms"] / given["iteration_ms"])
-    hot = {key.split("/")[-1] for key in given["moved"]} & {"t0", "t1"}
+    before = first["from"]
+    assert before["horizon"] == 10**7
+    assert first["iteration_ms"] < before["iteration_ms"]
+    assert first["gain"] == pytest.approx(1 - first["iteration_ms"] / before["iteration_ms"])
+    hot = {key.split("/")[-1] for key in before["moved"]} & {"t0", "t1"}
     assert len(hot) == 1, "the hot tables part"
-    kept = {"window-6.npz", "window-12.npz", "stats-12.npz", "window-18.npz"}
-    assert set(found[0]["windows"]) == kept
+    files = {"window-6.npz", "window-12.npz", "stats-12.npz", "window-18.npz"}
+    assert set(found[0]["windows"]) == files
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ BEFORE = case.plan(LOAD)
 FIRST, SECOND = LOAD.keys[:2]
 
 
-def obstacles(after: TablePlan, **of: Any) -> str:
-    tables = {k: replace(table, **of) for k, table in TABLES.items()}
+def obstacles(after: TablePlan, **fields: Any) -> str:
+    tables = {k: replace(table, **fields) for k, table in TABLES.items()}
     plan = replace(BEFORE, tables={**BEFORE.tables, FIRST: after})
     return "; ".join(find_obstacles(tables, BEFORE, plan, [FIRST]))
 

@@ -63,7 +63,7 @@ CASES = {
 
 def move_all(job: Path) -> dict[str, dict[str, Any]]:
     """Every case: train, move, train on; and the same without the move."""
-    found = {}
+    results = {}
     for name, (optimizer, *when) in CASES.items():
         load = case.workload(optimizer)
         before, after = (
@@ -71,8 +71,8 @@ def move_all(job: Path) -> dict[str, dict[str, Any]]:
         )
         still = train(sharded_model(load, before), load, own_batches(load, 2 * HALF))
         move = in_place if name.startswith("in place") else through_checkpoint
-        found[name] = {"still": still, **move(load, before, after, job / name)}
-    return found
+        results[name] = {"still": still, **move(load, before, after, job / name)}
+    return results
 
 
 def in_place(
@@ -124,8 +124,8 @@ def refusals(
         "lost": (before, columns),
     }
     return {
-        what: said(partial(save_for_plan, model, *pair, load, folder))
-        for what, pair in pairs.items()
+        case: said(partial(save_for_plan, model, *pair, load, folder))
+        for case, pair in pairs.items()
     }
 
 
@@ -152,6 +152,6 @@ def test_what_cannot_be_resumed_is_not_saved(found: list[dict[str, Any]], name: 
     if name == "rows":
         words["lost"] = "row and column shard"
     for rank in found:
-        for what, word in words.items():
-            assert word in rank[name]["refused"][what], what
+        for refusal, word in words.items():
+            assert word in rank[name]["refused"][refusal], refusal
         assert rank[name]["saved nothing"] == (name == "rows")

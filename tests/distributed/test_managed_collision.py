@@ -44,8 +44,8 @@ class Model(nn.Module):
     def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
         """Sum of squares of everything looked up."""
         pooled, _ = self.tables(ids)
-        found: torch.Tensor = (pooled.values() ** 2).sum()
-        return found
+        loss: torch.Tensor = (pooled.values() ** 2).sum()
+        return loss
 
 
 def plan_and_train() -> tuple[dict[str, str], bool, list[float]]:

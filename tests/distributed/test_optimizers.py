@@ -58,26 +58,26 @@ class Interaction(nn.Module):
         self.layer = nn.Linear(DIM, DIM)
 
     def forward(self, embeddings: Any) -> torch.Tensor:
-        found: torch.Tensor = self.layer(embeddings.values())
-        return found
+        output: torch.Tensor = self.layer(embeddings.values())
+        return output
 
 
-def pooled(found: Any) -> torch.Tensor:
+def pooled(embeddings: Any) -> torch.Tensor:
     """By name: a sharded collection has its features in the order of their shards."""
-    return torch.cat([found[name] for name in sorted(found.keys())], 1)
+    return torch.cat([embeddings[name] for name in sorted(embeddings.keys())], 1)
 
 
-def summed(found: Any) -> torch.Tensor:
+def summed(embeddings: Any) -> torch.Tensor:
     """Sequences, summed over each sample."""
     sums = [
-        torch.segment_reduce(of.values(), "sum", lengths=of.lengths(), initial=0)
-        for _, of in sorted(found.items())
+        torch.segment_reduce(jagged.values(), "sum", lengths=jagged.lengths(), initial=0)
+        for _, jagged in sorted(embeddings.items())
     ]
     return torch.cat(sums, 1)
 
 
-def as_it_is(found: Any) -> torch.Tensor:
-    return found + 0.0  # whatever is awaited
+def as_it_is(embeddings: Any) -> torch.Tensor:
+    return embeddings + 0.0  # whatever is awaited
 
 
 class Model(nn.Module):
@@ -113,8 +113,8 @@ def position_weighted() -> Model:
     return Model((FeatureProcessedEmbeddingBagCollection(ebc, processor), pooled))
 
 
-def collections(*of: torchrec.EmbeddingBagCollection) -> Model:
-    return Model(*((collection, pooled) for collection in of))
+def collections(*modules: torchrec.EmbeddingBagCollection) -> Model:
+    return Model(*((collection, pooled) for collection in modules))
 
 
 FEW_ROWS = "replicated by TorchRec"
@@ -135,20 +135,20 @@ DENSE = {"replicated as asked": {"t0"}, FEW_ROWS: set(NAMES)}
 
 def batch(rank: int, step: int, rows: int) -> KeyedJaggedTensor:
     """Return a batch of all features with 1 to `LONGEST` ids per sample."""
-    made = torch.Generator().manual_seed(rank + 100 * step)
-    lengths = torch.randint(1, LONGEST + 1, (len(NAMES) * BATCH,), generator=made)
+    generator = torch.Generator().manual_seed(rank + 100 * step)
+    lengths = torch.randint(1, LONGEST + 1, (len(NAMES) * BATCH,), generator=generator)
     count = int(lengths.sum())
     return KeyedJaggedTensor(
         keys=[f"f_{name}" for name in NAMES],
-        values=torch.randint(0, rows, (count,), generator=made),
+        values=torch.randint(0, rows, (count,), generator=generator),
         lengths=lengths,
-        weights=torch.rand(count, generator=made),
+        weights=torch.rand(count, generator=generator),
     )
 
 
 def train(kind: str, planner: Any) -> dict[str, Any]:
     """Losses of this rank, and the names of what SGD steps."""
-    (make, told), rank = KINDS[kind], dist.get_rank()
+    (make, constraints), rank = KINDS[kind], dist.get_rank()
     sharders = get_default_sharders()
     torch.manual_seed(0)
     model = make()
@@ -157,7 +157,7 @@ def train(kind: str, planner: Any) -> dict[str, Any]:
     start = {name: value.clone() for name, value in model.state_dict().items()}
     tables = [p for name, p in model.named_parameters() if name.split(".")[-2] in NAMES]
     apply_optimizer_in_backward(RowWiseAdagrad, tables, {"lr": 0.1})
-    plan = planner(told).collective_plan(model, sharders, dist.group.WORLD)
+    plan = planner(constraints).collective_plan(model, sharders, dist.group.WORLD)
     sharded = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     load_weights(sharded, start)
     dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
@@ -195,8 +195,8 @@ def train_under_both() -> dict[str, dict[str, Any]]:
 
 def test_two_ranks_lose_what_they_lose_under_torchrecs_plan() -> None:
     """Replicated, a table would leave RowWiseAdagrad for SGD and part from the second step on."""
-    for found in on_ranks(train_under_both):
-        for kind, of_kind in found.items():
+    for losses in on_ranks(train_under_both):
+        for kind, of_kind in losses.items():
             ours, theirs = of_kind["ours"], of_kind["theirs"]
             assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-5), kind
             assert ours["losses"][-1] < ours["losses"][0], kind

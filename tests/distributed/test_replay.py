@@ -97,9 +97,9 @@ def test_parts_of_a_dlrm_and_other_numbers_of_ranks(dlrm: Path, tmp_path: Path) 
     only = replay(folder, [*QUICK, "--ops", "addmm"])
     assert 0 < only["ops_replayed"] == only["ops_total"]
     for ranks in (1, 3):
-        other = replay(folder, QUICK, ranks)
-        assert other["ranks"] == ranks
-        assert "even parts instead" in " ".join(other["notes"])
+        replayed = replay(folder, QUICK, ranks)
+        assert replayed["ranks"] == ranks
+        assert "even parts instead" in " ".join(replayed["notes"])
     with pytest.raises(ReplayError, match="there are: "):
         replay(folder, [*QUICK, "--from-annotation", "nowhere"])
 
@@ -107,17 +107,17 @@ def test_parts_of_a_dlrm_and_other_numbers_of_ranks(dlrm: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_under_torchrun(dlrm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "b"
-    made = generate([dlrm], folder)
+    generated = generate([dlrm], folder)
     alone = torchrun(2, folder / "benchmark.py", *QUICK)
     assert alone.returncode == 0, alone.stderr
     # one object, from rank 0
     result = json.loads(alone.stdout)
-    assert (result["ranks"], result["ops_replayed"]) == (2, made.ops_total)
+    assert (result["ranks"], result["ops_replayed"]) == (2, generated.ops_total)
     command = ["-m", "shardopt", "bench", "replay", str(folder), *QUICK]
     done = torchrun(2, *command, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["collective_bytes"] == result["collective_bytes"]
+    printed = json.loads(done.stdout)
+    assert printed["collective_bytes"] == result["collective_bytes"]
     shown = torchrun(3, *command)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("ms per iteration on 3 CPU ranks") == 1
@@ -147,13 +147,21 @@ def test_the_way_round_through_the_command_line(
     check_same(dlrm, Path(again))
     # shapes, strides and types of what is made up front, and where it lies
     for rank in range(2):
-        made = [json.loads((Path(of) / f"rank{rank}.json").read_text()) for of in (first, second)]
+        programs_of_rank = [
+            json.loads((Path(benchmark) / f"rank{rank}.json").read_text())
+            for benchmark in (first, second)
+        ]
         shapes = [
-            sorted((spec["shape"], spec["strides"], spec["dtype"]) for spec in of["made"].values())
-            for of in made
+            sorted(
+                (spec["shape"], spec["strides"], spec["dtype"])
+                for spec in benchmark["made"].values()
+            )
+            for benchmark in programs_of_rank
         ]
         assert shapes[0] == shapes[1]
-        assert [of["op"] for of in made[0]["calls"]] == [of["op"] for of in made[1]["calls"]]
+        assert [benchmark["op"] for benchmark in programs_of_rank[0]["calls"]] == [
+            benchmark["op"] for benchmark in programs_of_rank[1]["calls"]
+        ]
 
 
 # --- every collective of gloo --------------------------------------------------------------------
@@ -207,14 +215,14 @@ def mesh() -> DeviceMesh:
 
 def in_wrappers() -> None:
     """Functional collectives, and a product of DTensors."""
-    whole = dist.group.WORLD
-    torch.relu(functional.all_reduce(made(4), "sum", whole))
-    torch.relu(functional.all_gather_tensor(made(4), 0, whole))
-    torch.relu(functional.reduce_scatter_tensor(made(4), "sum", 0, whole))
-    torch.relu(functional.all_to_all_single(made(4), [2, 2], [2, 2], whole))
-    left = distribute_tensor(made(4, 4), mesh(), [Shard(0)])
+    world = dist.group.WORLD
+    torch.relu(functional.all_reduce(made(4), "sum", world))
+    torch.relu(functional.all_gather_tensor(made(4), 0, world))
+    torch.relu(functional.reduce_scatter_tensor(made(4), "sum", 0, world))
+    torch.relu(functional.all_to_all_single(made(4), [2, 2], [2, 2], world))
+    sharded = distribute_tensor(made(4, 4), mesh(), [Shard(0)])
     right = distribute_tensor(made(4, 4), mesh(), [Shard(1)])
-    (left @ right).full_tensor()
+    (sharded @ right).full_tensor()
 
 
 def capture_collectives(folder: Path) -> None:
@@ -267,13 +275,13 @@ def test_collectives_of_other_numbers_of_ranks(
 @pytest.mark.slow
 def test_two_jobs_of_ranks_joined(dlrm: Path, collectives: Path, tmp_path: Path) -> None:
     parts = [dlrm, collectives / "all_ranks"]
-    made = generate(parts, tmp_path / "b", join=True)
+    joined = generate(parts, tmp_path / "b", join=True)
     result = replay(tmp_path / "b", QUICK)
     assert result["not_replayed"] == {}
     assert result["notes"] == []
-    assert result["ops_replayed"] == made.ops_total == result["ops_total"]
+    assert result["ops_replayed"] == joined.ops_total == result["ops_total"]
     alone = [generate([part], tmp_path / str(at)) for at, part in enumerate(parts)]
-    assert made.ops_total == sum(of.ops_total for of in alone)
+    assert joined.ops_total == sum(of.ops_total for of in alone)
     recorded = [
         [c.bytes for of in alone for c in of.programs[rank].calls if c.bytes is not None]
         for rank in range(2)

@@ -74,17 +74,17 @@ def lookups(program: RankProgram) -> list[str]:
 
 def test_lookups_read_the_tables_of_their_plan(traces, tmp_path: Path) -> None:
     summary = TableSummary(*alike(1), "model")
-    made = generate([traces(1, "base")], tmp_path / "b", tables=summary, scale=Scale(tables=2))
+    generated = generate([traces(1, "base")], tmp_path / "b", tables=summary, scale=Scale(tables=2))
     rows = [
         [fill["rows"] for fill in program.fills.values() if fill["kind"] == "table_ids"]
-        for program in made.programs
+        for program in generated.programs
     ]
-    whole = [ROWS[0], ROWS[4]]
-    assert sorted(rows[0]) == sorted(2 * [whole, [ROWS[1]], [61], [ROWS[3]]])
+    full_tables = [ROWS[0], ROWS[4]]
+    assert sorted(rows[0]) == sorted(2 * [full_tables, [ROWS[1]], [61], [ROWS[3]]])
     assert sorted(rows[1]) == sorted(2 * [[ROWS[1]], [60], [ROWS[3]]])
     result = replay(tmp_path / "b", QUICK)
     assert result["not_replayed"] == {}
-    assert result["ops_replayed"] == result["ops_total"] == made.ops_total
+    assert result["ops_replayed"] == result["ops_total"] == generated.ops_total
 
 
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])
@@ -111,5 +111,5 @@ def test_a_larger_batch_of_a_dlrm(batch: int, tmp_path: Path) -> None:
         programs(captured(tmp_path / str(times), replace(load, batch_size=times * batch), plan, 1))
         for times in (1, 2, 3)
     ]
-    for one, two, whole in zip(*jobs, strict=True):
-        check_equal(scale_by_pair(one, two, 3), whole)
+    for first, two, whole in zip(*jobs, strict=True):
+        check_equal(scale_by_pair(first, two, 3), whole)

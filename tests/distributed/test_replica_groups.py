@@ -43,22 +43,22 @@ def without_assertions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
 
 
-def of_groups(given: Workload) -> Workload:
+def of_groups(model: Workload) -> Workload:
     """The model in sharding groups of two ranks."""
-    return replace(given, replica_groups=ReplicaGroups(GROUP, INTERVAL))
+    return replace(model, replica_groups=ReplicaGroups(GROUP, INTERVAL))
 
 
 def model_of_groups() -> Workload:
     """Tables of several modules, optimizers and precisions, each with one way to be sharded."""
-    whole = case.workload()
+    workload = case.workload()
     # TorchRec takes constraints by table name alone: no two tables of one name
     types = (T.TABLE_WISE, T.TABLE_WISE, T.COLUMN_WISE, T.TABLE_WISE)
     tables = [
         replace(table, constraints=Constraints(sharding_types=(kind,)))
-        for table, kind in zip(whole.tables[:-1], types, strict=True)
+        for table, kind in zip(workload.tables[:-1], types, strict=True)
     ]
     tables[2] = replace(tables[2], data_type="fp16", optimizer="exact_adagrad")
-    return of_groups(replace(whole, tables=tuple(tables)))
+    return of_groups(replace(workload, tables=tuple(tables)))
 
 
 def a_host() -> Topology:
@@ -80,10 +80,10 @@ def collection(kind: type[CpuCollection], model: nn.Module, plan: Any, replicas:
 class Noted(CpuCollection):
     """Notes what it averages, and whether that became the mean."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **named: Any) -> None:
         self.calls: list[tuple[str, int]] = []
         self.is_mean = True
-        super().__init__(*given, custom_all_reduce=self.note, **named)
+        super().__init__(*args, custom_all_reduce=self.note, **named)
 
     def note(self, tensors: list[torch.Tensor]) -> None:
         """Average, and compare with what all copies had."""
@@ -100,35 +100,35 @@ class Noted(CpuCollection):
             self.is_mean &= torch.allclose(tensor.float(), mean, rtol=2e-3, atol=1e-4)
 
 
-def planned(given: Workload, model: nn.Module) -> tuple[Any, Replicas, Prediction | None]:
+def planned(workload: Workload, model: nn.Module) -> tuple[Any, Replicas, Prediction | None]:
     """The plan of all ranks together; foretold on rank 0, which planned."""
-    planner = ShardoptPlanner(a_host(), model=given, effort=case.EFFORT, debug=False)
+    planner = ShardoptPlanner(a_host(), model=workload, effort=case.EFFORT, debug=False)
     plan = planner.collective_plan(model, case.SHARDERS)
     assert planner.replicas is not None
     return plan, planner.replicas, planner.found and planner.found.prediction
 
 
-def written(given: Workload, model: nn.Module) -> tuple[Any, Replicas, Prediction | None]:
+def written(workload: Workload, model: nn.Module) -> tuple[Any, Replicas, Prediction | None]:
     """A plan by hand with the rows of every table over the ranks of a group: on CPUs TorchRec's
     sharders offer no row split of a pooled table."""
-    found = find_replicas(given.replica_groups, a_host(), "cpu-gloo", None)
-    assert found is not None
+    replicas = find_replicas(workload.replica_groups, a_host(), "cpu-gloo", None)
+    assert replicas is not None
     plan = case.uniform_plan(T.ROW_WISE, GROUP, GROUP)
-    foretold = predict(given, found.group, load_hardware("cpu-gloo"), plan)
-    return to_torchrec(plan, model, device="cpu"), found, foretold
+    foretold = predict(workload, replicas.group, load_hardware("cpu-gloo"), plan)
+    return to_torchrec(plan, model, device="cpu"), replicas, foretold
 
 
 def train_in_groups(by_hand: bool) -> dict[str, Any]:
     """Plan together, train, average; say what was foretold and what was done."""
-    given = of_groups(case.workload()) if by_hand else model_of_groups()
+    workload = of_groups(case.workload()) if by_hand else model_of_groups()
     torch.manual_seed(0)
-    model = build_model(given, "meta")
-    apply_sparse_optimizers(model, given)
-    plan, replicas, foretold = written(given, model) if by_hand else planned(given, model)
+    model = build_model(workload, "meta")
+    apply_sparse_optimizers(model, workload)
+    plan, replicas, foretold = written(workload, model) if by_hand else planned(workload, model)
     sharded = collection(Noted, model, plan, replicas)
     losses = []
     for first in range(0, STEPS, INTERVAL):
-        losses += case.train(sharded, given, case.own_batches(given, INTERVAL, first))
+        losses += case.train(sharded, workload, case.own_batches(workload, INTERVAL, first))
         sharded.sync()
     dense = [
         p for n, p in sharded.named_parameters() if "embedding" not in n and p.device.type == "cpu"
@@ -148,18 +148,18 @@ def test_copies_are_averaged_byte_for_byte(by_hand: bool) -> None:
     ranks = on_ranks(train_in_groups, by_hand, ranks=WORLD)
     foretold = ranks[0]["sync"]
     assert ranks[0]["mesh"] == [[0, 2], [1, 3]]
-    for rank, found in enumerate(ranks):
-        assert all(0 < loss < 1 for loss in found["losses"])
-        assert found["is_mean"]
+    for rank, result in enumerate(ranks):
+        assert all(0 < loss < 1 for loss in result["losses"])
+        assert result["is_mean"]
         place = rank // GROUP
         # every second step of four
-        first = found["calls"][: len(found["calls"]) // 2]
-        assert found["calls"] == first * 2
+        first = result["calls"][: len(result["calls"]) // 2]
+        assert result["calls"] == first * 2
         # weights a data type at a time, then the states of all
         *weights, states = first
         assert states[1] == foretold.state_bytes[place]
         assert sum(size for _, size in weights) == foretold.weight_bytes[place]
-        assert found["dense"] == pytest.approx(ranks[0]["dense"]), "reduced over all ranks"
+        assert result["dense"] == pytest.approx(ranks[0]["dense"]), "reduced over all ranks"
 
 
 # --- fully sharded copies ------------------------------------------------------------------------
@@ -176,7 +176,7 @@ gathered: list[int] = []
 class Done:
     """A stream, an event, or work that is done."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **named: Any) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
@@ -215,8 +215,8 @@ def on_cpu() -> None:
 def on_host(init: Any) -> Any:
     """A constructor behind which the weights of a GPU are those of the host."""
 
-    def make(self: Any, *given: Any, **named: Any) -> None:
-        init(self, *given, **named)
+    def make(self: Any, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
         lookup = self._emb_module
         del lookup.weights_dev
         lookup.register_buffer("weights_dev", lookup.weights_host.data)
@@ -227,27 +227,27 @@ def on_host(init: Any) -> Any:
 def foretold(strategy: str) -> tuple[Prediction, Any, Any]:
     """Predict the strategy on GPUs, the only devices with known costs for it."""
     groups = ReplicaGroups(GROUP, sharding_strategy=strategy)
-    found = find_replicas(groups, a_host(), "cpu-gloo", None)
+    replicas = find_replicas(groups, a_host(), "cpu-gloo", None)
     plan = case.make_plan(KINDS, GROUP, GROUP)
     load = replace(case.workload(), replica_groups=groups)
-    return predict(load, found.group, load_hardware("h100-sxm"), plan), plan, found
+    return predict(load, replicas.group, load_hardware("h100-sxm"), plan), plan, replicas
 
 
 def train_scattered() -> list[dict[str, float]]:
     """Train, and say what moved in each step."""
     on_cpu()
-    given = case.workload()
+    workload = case.workload()
     _, plan, replicas = foretold(FULLY_SHARDED)
     torch.manual_seed(dist.get_rank())  # copies begin apart
-    model = build_model(given, "meta")
-    apply_sparse_optimizers(model, given)
+    model = build_model(workload, "meta")
+    apply_sparse_optimizers(model, workload)
     of_torchrec = to_torchrec(plan, model, device="cpu")
     sharded = collection(CpuCollection, model, of_torchrec, replicas)
     steps = []
-    for batch in case.own_batches(given, 3):
+    for batch in case.own_batches(workload, 3):
         scattered.clear()
         gathered.clear()
-        (loss,) = case.train(sharded, given, [batch])
+        (loss,) = case.train(sharded, workload, [batch])
         whole, parts = (sum(sizes) for sizes in zip(*scattered, strict=True))
         moved = {"scattered": whole, "parts": parts, "gathered": sum(gathered)}
         steps.append({"loss": loss, **moved})
@@ -255,9 +255,9 @@ def train_scattered() -> list[dict[str, float]]:
 
 
 def test_parts_of_copies_move_byte_for_byte() -> None:
-    said, plain = foretold(FULLY_SHARDED)[0], foretold(DEFAULT)[0]
-    weight_bytes = said.replica_sync.weight_bytes
-    parts = [a.hbm_bytes - b.hbm_bytes for a, b in zip(said.memory, plain.memory, strict=True)]
+    predicted, plain = foretold(FULLY_SHARDED)[0], foretold(DEFAULT)[0]
+    weight_bytes = predicted.replica_sync.weight_bytes
+    parts = [a.hbm_bytes - b.hbm_bytes for a, b in zip(predicted.memory, plain.memory, strict=True)]
     for rank, steps in enumerate(on_ranks(train_scattered, ranks=WORLD)):
         place = rank // GROUP
         for step in steps:

@@ -35,14 +35,14 @@ Found = dict[str, list[dict[str, np.ndarray]]]
 
 def train(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     """Train under every plan of a folder; return this rank's losses, shards and replicas."""
-    found = {}
+    results = {}
     for path in sorted(folder.glob("*.json")):
         load = case.workload()
         model = case.sharded_model(load, load_plan(path))
         load_weights(model, case.initial_weights())
         losses = case.train(model, load, case.own_batches(load, case.STEPS))
-        found[path.stem] = {"losses": np.array(losses), **saved(model)}
-    return found
+        results[path.stem] = {"losses": np.array(losses), **saved(model)}
+    return results
 
 
 @torch.no_grad()
@@ -51,10 +51,10 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
     for name, value in model.state_dict().items():
         for offset, part in parts(value):
             rows, columns = (*offset, 0)[:2] if offset else (0, 0)
-            whole = weights[name]
+            weight = weights[name]
             if part.dim() == 2:
-                whole = whole[rows : rows + part.shape[0], columns : columns + part.shape[1]]
-            part.copy_(whole)
+                weight = weight[rows : rows + part.shape[0], columns : columns + part.shape[1]]
+            part.copy_(weight)
 
 
 def saved(model: nn.Module) -> dict[str, np.ndarray]:
@@ -78,8 +78,8 @@ def trained(folder: Path, plans: dict[str, ShardingPlan]) -> Found:
     for name, plan in plans.items():
         (folder / f"{name}.json").write_text(json.dumps(plan_to_dict(plan)))
     plan = next(iter(plans.values()))
-    found = on_ranks(train, folder, ranks=plan.world_size, on_host=plan.local_world_size)
-    return {name: [rank[name] for rank in found] for name in plans}
+    results = on_ranks(train, folder, ranks=plan.world_size, on_host=plan.local_world_size)
+    return {name: [rank[name] for rank in results] for name in plans}
 
 
 @pytest.fixture(scope="module")
@@ -127,23 +127,23 @@ def check(results: list[dict[str, np.ndarray]], plan: ShardingPlan) -> None:
     np.testing.assert_allclose(mean, losses, rtol=1e-5)
     start = case.initial_weights()
     assert {key.split("|")[0] for result in results for key in result} == set(weights)
-    for key, whole in weights.items():
-        found = assembled(results, key, tuple(whole.shape))
-        np.testing.assert_allclose(found, whole.numpy(), rtol=1e-4, atol=2e-6, err_msg=key)
-        assert not np.array_equal(found, start[key].numpy()), f"{key} was not trained"
+    for key, weight in weights.items():
+        shards = assembled(results, key, tuple(weight.shape))
+        np.testing.assert_allclose(shards, weight.numpy(), rtol=1e-4, atol=2e-6, err_msg=key)
+        assert not np.array_equal(shards, start[key].numpy()), f"{key} was not trained"
 
 
 def assembled(
     results: list[dict[str, np.ndarray]], name: str, shape: tuple[int, ...]
 ) -> np.ndarray:
     """A parameter put together from its shards; the copies of a whole one must agree."""
-    whole = np.full(shape, np.nan, dtype=np.float32)
+    array = np.full(shape, np.nan, dtype=np.float32)
     for result in results:
         for key, part in result.items():
             if key == name:
                 np.testing.assert_allclose(part, results[0][name], rtol=1e-6, err_msg=name)
-                whole = part
+                array = part
             elif key.startswith(f"{name}|"):
                 row, column = map(int, key.split("|")[1:])
-                whole[row : row + part.shape[0], column : column + part.shape[1]] = part
-    return whole
+                array[row : row + part.shape[0], column : column + part.shape[1]] = part
+    return array

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def block(page: str, language: str, place: int = 0) -> str:
     """A code block of a language on a page, by its place among these."""
-    found = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
-    return str(found[place])
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    return str(blocks[place])
 
 
 @pytest.fixture

@@ -49,11 +49,11 @@ def is_module(name: str) -> bool:
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         stem = ROOT.joinpath(*parts[:count])
-        found = next(
+        module = next(
             (p for p in (stem.with_suffix(".py"), stem / "__init__.py") if p.is_file()), None
         )
-        if found is not None:
-            return all(re.search(rf"\b{word}\b", found.read_text()) for word in parts[count:])
+        if module is not None:
+            return all(re.search(rf"\b{word}\b", module.read_text()) for word in parts[count:])
     return False
 
 
@@ -94,10 +94,10 @@ def is_command(line: str) -> bool:
     if words[0] in NO_COMMANDS:
         return True
     while words and words[0][0] != "-" and getattr(command, "commands", None):
-        found = [command.commands.get(name) for name in words.pop(0).split("|")]
-        if None in found:
+        commands = [command.commands.get(name) for name in words.pop(0).split("|")]
+        if None in commands:
             return False
-        command = found[0]
+        command = commands[0]
     if command.context_settings.get("ignore_unknown_options"):  # a program with its own parser
         return True
     flags = {"--help", *(flag for param in command.params for flag in param.opts)}

@@ -30,10 +30,10 @@ GPU3\tNV18\tNV18\tNV18\t X \t0-31
 def run(script: str, *words: object, ranks: int = 0, **variables: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a script, under torchrun if it has ranks."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
-    given = (*(torchrun if ranks else ()), EXAMPLES / script, *words)
+    command = (*(torchrun if ranks else ()), EXAMPLES / script, *words)
     local = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [sys.executable, *map(str, given)],
+        [sys.executable, *map(str, command)],
         env={**os.environ, **local, **variables},
         capture_output=True,
         text=True,
@@ -81,10 +81,10 @@ def test_both_planners_train_side_by_side(sample: Path) -> None:
     losses = {}
     for name in ("torchrec", "shardopt"):
         (line,) = (line for line in lines if line.startswith(f"{name} "))
-        found = re.search(r" ([\d.,]+) +([\d.]+) +([\d.]+) -> ([\d.]+)  (.*)", line)
-        assert found
-        assert sum(map(int, re.findall(r"(\d+) [a-z]+_", found[5]))) == 26
-        losses[name] = (float(found[3]), float(found[4]))
+        match = re.search(r" ([\d.,]+) +([\d.]+) +([\d.]+) -> ([\d.]+)  (.*)", line)
+        assert match
+        assert sum(map(int, re.findall(r"(\d+) [a-z]+_", match[5]))) == 26
+        losses[name] = (float(match[3]), float(match[4]))
     # one seed and one order of the data; later another optimizer steps the replicated tables
     assert losses["torchrec"][0] == pytest.approx(losses["shardopt"][0], abs=0.01)
     assert all(last < first for first, last in losses.values())

@@ -46,19 +46,19 @@ def test_models_take_turns_and_go_on_where_they_were(
     monkeypatch.setattr(advice, "EFFORT", 0.001)
     monkeypatch.setattr(advice, "draw_model", lambda models, seed: small)
     settings = AdviceSettings(tmp_path / "made", [1], "cpu-gloo", rounds=3)
-    found = {one.name: one for one in measure_advice(settings, lambda text: None)}
-    assert {"qcomm", "batch_size"} <= found.keys() <= set(advice.SETTINGS)
-    assert found["qcomm"].measured == pytest.approx(0.5)
-    assert found["batch_size"].measured == pytest.approx(0.0)
-    assert found["qcomm"].noise == 0
-    names = {advice.AS_IS, advice.AGAIN, *found}
+    by_name = {one.name: one for one in measure_advice(settings, lambda text: None)}
+    assert {"qcomm", "batch_size"} <= by_name.keys() <= set(advice.SETTINGS)
+    assert by_name["qcomm"].measured == pytest.approx(0.5)
+    assert by_name["batch_size"].measured == pytest.approx(0.0)
+    assert by_name["qcomm"].noise == 0
+    names = {advice.AS_IS, advice.AGAIN, *by_name}
     turns = ranks.order[: len(names)], ranks.order[len(names) :]
     assert [set(turn) for turn in turns] == [{(n, rounds) for n in names} for rounds in (2, 3)]
     assert [name for name, _ in turns[0]] != [name for name, _ in turns[1]]
-    kept = json.loads((settings.folder / advice.REPORT).read_text())["rows"]
-    assert {row["name"] for row in kept} == set(found)
+    stored = json.loads((settings.folder / advice.REPORT).read_text())["rows"]
+    assert {row["name"] for row in stored} == set(by_name)
     before = len(ranks.order)
-    assert measure_advice(settings, lambda text: None) == list(found.values())
+    assert measure_advice(settings, lambda text: None) == list(by_name.values())
     assert len(ranks.order) == before
 
 

@@ -61,13 +61,13 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 def a_task(seed: int, task_set: TaskSet, models: str, count: int) -> Task:
     topology = task_set.ranks
     world_size = topology.world_size
-    made = with_digest(a_workload(*(a_table(n, 1000 + seed, 8) for n in "ab"), batch_size=16))
+    model = with_digest(a_workload(*(a_table(n, 1000 + seed, 8) for n in "ab"), batch_size=16))
     shardings = {
-        "whole": tuple(table_wise(t, rank) for rank, t in enumerate(made.tables)),
-        "split": tuple(row_wise(t, world_size) for t in made.tables),
+        "whole": tuple(table_wise(t, rank) for rank, t in enumerate(model.tables)),
+        "split": tuple(row_wise(t, world_size) for t in model.tables),
     }
-    plans = {name: plan_of(made, topology, plan) for name, plan in shardings.items()}
-    return made, plans
+    plans = {name: plan_of(model, topology, plan) for name, plan in shardings.items()}
+    return model, plans
 
 
 def test_a_batch_of_two_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +126,9 @@ def test_a_suite_is_run_and_taken_up_again(run, tmp_path: Path) -> None:
     suite, rows = tmp_path / "s.yaml", tmp_path / "r.csv"
     suite.write_text(SUITE)
     words = ("search", suite, "-o", rows, "--effort", 0.05)
-    some = run(*words, "--planners", "torchrec,neuroshard")
-    assert some.code == 0, some.err
-    assert "2 of 2: 5x2-fill50-1, neuroshard" in some.err
+    first_run = run(*words, "--planners", "torchrec,neuroshard")
+    assert first_run.code == 0, first_run.err
+    assert "2 of 2: 5x2-fill50-1, neuroshard" in first_run.err
     done = run(*words)
     assert done.code == 0, done.err
     assert "1 of 8: 5x2-fill50-1, torchrec dynamic" in done.err

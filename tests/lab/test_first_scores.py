@@ -42,11 +42,11 @@ def test_committed_scores_say_where_they_are_from() -> None:
 
 
 def test_pages_name_first_scores_that_there_are() -> None:
-    known = {(row["suite"], row["what"]) for row in read_scores()}
+    scored = {(row["suite"], row["what"]) for row in read_scores()}
     quoted = {
-        (suite.name, what)
+        (suite.name, part)
         for suite in SUITES.values()
         for shown in (*suite.lead, *suite.readme)
-        for what in shown["first"]
+        for part in shown["first"]
     }
-    assert quoted <= known
+    assert quoted <= scored

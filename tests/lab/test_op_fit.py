@@ -62,13 +62,15 @@ def test_groups_share_the_steps() -> None:
 
 def test_the_cost_of_summing_is_found_again() -> None:
     rng = random.Random(4)
-    known = GradientSync(0.3, 0.01, 1e-6)
+    truth = GradientSync(0.3, 0.01, 1e-6)
     steps = [
         [Bucket(rng.randint(1, 50), rng.randint(10**5, 10**8)) for _ in range(rng.randint(1, 4))]
         for _ in range(10)
     ]
-    extra_ms = [sum(known.ms(of.gradients, of.bytes) for of in buckets) for buckets in steps]
-    found = fit_sync(steps, extra_ms)
-    assert (found.bucket_ms, found.gradient_ms, found.byte_ms) == pytest.approx(
-        (known.bucket_ms, known.gradient_ms, known.byte_ms)
+    extra_ms = [
+        sum(truth.ms(bucket.gradients, bucket.bytes) for bucket in buckets) for buckets in steps
+    ]
+    fitted = fit_sync(steps, extra_ms)
+    assert (fitted.bucket_ms, fitted.gradient_ms, fitted.byte_ms) == pytest.approx(
+        (truth.bucket_ms, truth.gradient_ms, truth.byte_ms)
     )

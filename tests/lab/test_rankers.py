@@ -54,13 +54,13 @@ def test_every_kind_has_a_body_and_a_case_here() -> None:
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_every_parameter_learns(kind: str) -> None:
-    made = RankerBuilder(architecture(kind))(workload(kind), "cpu")
-    loss, predicted = made(synthetic_batch(workload(kind)))
+    module = RankerBuilder(architecture(kind))(workload(kind), "cpu")
+    loss, predicted = module(synthetic_batch(workload(kind)))
     loss.backward()
     assert torch.isfinite(loss)
     assert predicted.shape == (BATCH, 2 if kind == "mmoe" else 1)
-    assert all(p.grad is not None for p in made.parameters())
-    assert all(bool(p.grad.abs().sum()) for p in made.body.parameters() if p.grad is not None)
+    assert all(p.grad is not None for p in module.parameters())
+    assert all(bool(p.grad.abs().sum()) for p in module.body.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("kind", LINEARS)
@@ -70,35 +70,35 @@ def test_linear_layers(kind: str) -> None:
 
 
 def test_tables_lie_on_meta_and_the_body_does_not() -> None:
-    made = RankerBuilder(architecture("hstu"))(workload("hstu"), "meta")
-    where = {name: p.device.type for name, p in made.named_parameters()}
+    module = RankerBuilder(architecture("hstu"))(workload("hstu"), "meta")
+    where = {name: p.device.type for name, p in module.named_parameters()}
     assert {where[name] for name in where if name.startswith("body.")} == {"cpu"}
     assert {where[name] for name in where if not name.startswith("body.")} == {"meta"}
-    assert set(made.sparse) == {"ebc", "ec"}
+    assert set(module.sparse) == {"ebc", "ec"}
 
 
 def test_a_long_history_is_cut_and_padding_is_zero() -> None:
-    made = RankerBuilder(architecture("sasrec"))(workload("sasrec"), "cpu")
-    assert isinstance(made, Ranker)
+    module = RankerBuilder(architecture("sasrec"))(workload("sasrec"), "cpu")
+    assert isinstance(module, Ranker)
     batch = synthetic_batch(workload("sasrec"))
-    rows = made.ec(batch.sparse["ec"])["h1"]
-    padded = made.body._padded(rows, 6)
+    rows = module.ec(batch.sparse["ec"])["h1"]
+    padded = module.body._padded(rows, 6)
     lengths = rows.lengths().tolist()
     assert set(lengths) == {7, 8}
     assert padded.shape == (BATCH, 6, 16)
     assert torch.equal(padded[0], rows.values()[:6])
-    short = made.body._padded(made.ec(batch.sparse["ec"])["h0"], 6)
-    first = made.ec(batch.sparse["ec"])["h0"].lengths()[0]
+    short = module.body._padded(module.ec(batch.sparse["ec"])["h0"], 6)
+    first = module.ec(batch.sparse["ec"])["h0"].lengths()[0]
     assert not short[0, int(first) :].abs().sum()
 
 
 @pytest.mark.parametrize("kind", ["sasrec", "hstu"])
 def test_the_future_is_not_seen(kind: str) -> None:
-    made = RankerBuilder(architecture(kind))(workload(kind), "cpu")
+    module = RankerBuilder(architecture(kind))(workload(kind), "cpu")
     x = torch.randn(2, 6, 16)
     changed = x.clone()
     changed[:, 3:] += 1
-    before, after = made.body.blocks(x), made.body.blocks(changed)
+    before, after = module.body.blocks(x), module.body.blocks(changed)
     assert torch.allclose(before[:, :3], after[:, :3], atol=1e-6)
     assert not torch.allclose(before[:, 3:], after[:, 3:], atol=1e-3)
 

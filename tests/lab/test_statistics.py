@@ -34,7 +34,7 @@ def test_errors_by_hand() -> None:
     assert geomean(errors) == pytest.approx(0.2)
     assert gmae(errors) == pytest.approx(math.sqrt(0.1001 * 0.4001))
     assert geomean(np.array([0.0, 0.1])) > 0, "an exact hit does not make it zero"
-    assert all(math.isnan(of([])) for of in (mape, geomean, gmae))
+    assert all(math.isnan(statistic([])) for statistic in (mape, geomean, gmae))
 
 
 def test_shape_leaves_out_one_common_factor() -> None:

@@ -41,12 +41,12 @@ def test_public_suites_ask_for_their_files(capsys: pytest.CaptureFixture[str]) -
 def test_all_gives_data_to_the_public_suites_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    given = {}
+    folders = {}
     monkeypatch.setattr(
-        suites.Suite, "run", lambda suite, data=None: given.update({suite.name: data})
+        suites.Suite, "run", lambda suite, data=None: folders.update({suite.name: data})
     )
     run_suites(ALL, tmp_path)
-    assert given == {n: None if suite.committed else tmp_path for n, suite in SUITES.items()}
+    assert folders == {n: None if suite.committed else tmp_path for n, suite in SUITES.items()}
 
 
 def test_an_unknown_suite() -> None:
@@ -56,9 +56,9 @@ def test_an_unknown_suite() -> None:
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     every = SUITES["mlperf-dlrm"]
-    first, *others = every.tables
+    first, *missing = every.tables
     (tmp_path / first).touch()
-    with pytest.raises(InputError, match=others[0]):
+    with pytest.raises(InputError, match=missing[0]):
         every.run(tmp_path)
 
 
@@ -94,8 +94,8 @@ def test_the_headline_counts_its_own_part_only() -> None:
 
 def test_tables_and_notes_have_the_words_of_the_suite() -> None:
     suite = SUITES["transformers-cpu"]
-    said = {"ranks": 2, "call_us": 1.26, "stretch": 0.05}
-    table = suite.table("ops", [("mul", 0.5, 0.1)], **said)
+    facts = {"ranks": 2, "call_us": 1.26, "stretch": 0.05}
+    table = suite.table("ops", [("mul", 0.5, 0.1)], **facts)
     assert (table.name, table.columns[1]) == ("ops_2", ("share of step", "share"))
     assert "1.3 us" in table.about
     report = suite.report([], scores=[table, suite.table("steps", [])], notes=["more"])

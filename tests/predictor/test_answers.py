@@ -75,17 +75,17 @@ def answer(name: str, pipeline: str) -> dict[str, Any]:
     profile, workload = hardware(name), a_job(pipeline)
     topology = a_topology(16, 8)
     plan = plan_of(workload, topology, a_plan(workload, topology, on_device=not profile.inline))
-    found = predict(workload, topology, profile, plan)
+    prediction = predict(workload, topology, profile, plan)
     busy: dict[str, float] = defaultdict(float)
-    for rank in found.per_rank:
+    for rank in prediction.per_rank:
         for phase, ms in rank.busy_ms.items():
             busy[phase] += ms
-    peaks = [rank.peak for rank in found.memory]
+    peaks = [rank.peak for rank in prediction.memory]
     return {
-        "iteration_ms": found.iteration_ms,
-        "most_ms": found.interval_ms[1],
-        "host_ms": sum(op.host_ms for op in found.graph.ops),
-        "idle_ms": sum(rank.idle_ms for rank in found.per_rank),
+        "iteration_ms": prediction.iteration_ms,
+        "most_ms": prediction.interval_ms[1],
+        "host_ms": sum(op.host_ms for op in prediction.graph.ops),
+        "idle_ms": sum(rank.idle_ms for rank in prediction.per_rank),
         "busy_ms": dict(sorted(busy.items())),
         "reserved_bytes": max(peak.reserved_bytes for peak in peaks if peak is not None),
     }
@@ -94,17 +94,19 @@ def answer(name: str, pipeline: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
     if os.environ.get("SHARDOPT_UPDATE_GOLDEN"):
-        found = {case: answer(*CASES[case]) for case in CASES}
-        ANSWERS.write_text(yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
-    known: dict[str, Any] = yaml.safe_load(ANSWERS.read_text(encoding="utf-8"))
-    return known
+        computed = {case: answer(*CASES[case]) for case in CASES}
+        ANSWERS.write_text(yaml.safe_dump(computed, sort_keys=False), encoding="utf-8")
+    stored: dict[str, Any] = yaml.safe_load(ANSWERS.read_text(encoding="utf-8"))
+    return stored
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_predictions_are_as_they_were(case: str, answers: dict[str, Any]) -> None:
-    found, known = answer(*CASES[case]), answers[case]
-    assert found.pop("busy_ms") == pytest.approx(known.pop("busy_ms"), rel=1e-9)
-    assert found == pytest.approx(known, rel=1e-9), "SHARDOPT_UPDATE_GOLDEN=1 accepts the new ones"
+    computed, stored = answer(*CASES[case]), answers[case]
+    assert computed.pop("busy_ms") == pytest.approx(stored.pop("busy_ms"), rel=1e-9)
+    assert computed == pytest.approx(stored, rel=1e-9), (
+        "SHARDOPT_UPDATE_GOLDEN=1 accepts the new ones"
+    )
 
 
 def test_every_answer_is_of_a_case(answers: dict[str, Any]) -> None:

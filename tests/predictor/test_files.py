@@ -26,16 +26,16 @@ def test_what_is_read_is_an_input_under_every_name(tmp_path: Path) -> None:
 
 
 def test_an_inode_of_a_replaced_input_is_no_input(tmp_path: Path) -> None:
-    read, other = tmp_path / "read", tmp_path / "other"
+    read, written = tmp_path / "read", tmp_path / "other"
     read.write_text("x")
     with inputs_remembered():
         remember_input(read)
-        os.link(read, other)  # as if the file system had given the inode to it
+        os.link(read, written)  # as if the file system had given the inode to it
         (tmp_path / "new").write_text("y")
         (tmp_path / "new").replace(read)
-        assert input_at(other) is None
-        remember_input(other)
-        assert input_at(other) == str(other)
+        assert input_at(written) is None
+        remember_input(written)
+        assert input_at(written) == str(written)
 
 
 def test_nothing_is_remembered_outside_a_call(tmp_path: Path) -> None:

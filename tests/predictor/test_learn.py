@@ -72,7 +72,7 @@ MIXED, OTHER = placed(None, 0, 1, 0), placed(0, None, 1, 1)
 
 def profile(factors: dict[str, float]) -> HardwareProfile:
     """cpu-gloo, on which costs are so many times as large."""
-    made = tuple(
+    learned_factors = tuple(
         Factor(
             group=name.partition("/")[0],
             table=name.partition("/")[2] or None,
@@ -83,7 +83,8 @@ def profile(factors: dict[str, float]) -> HardwareProfile:
         for name, value in factors.items()
     )
     learned = Learned(
-        model="small", plans=("p",), machine="m", steps=1, date="d", factors=made, errors={},
+        model="small", plans=("p",), machine="m", steps=1, date="d", factors=learned_factors,
+        errors={},
         evidence=(),
     )  # fmt: skip
     return load_hardware("cpu-gloo").model_copy(update={"learned": learned})
@@ -93,29 +94,29 @@ def measure(plan: ShardingPlan, hardware: HardwareProfile) -> list[Measured]:
     """Measure with an exact clock on a machine of that profile."""
     parts = predicted_parts(workload(), RANKS, hardware.model_copy(update={"learned": None}), plan)
     assert hardware.learned is not None
-    found = []
-    for (what, rank), of in parts.items():
-        together = what.startswith("exchanges")
-        if what not in (STEP, "fixed", "host") and not (together and rank):
-            ms = sum(ms * hardware.learned.factor(part) for part, ms in of.items())
-            found.append(Measured(what, None if together else rank, ms))
-    return [*found, Measured(STEP, None, predict(workload(), RANKS, hardware, plan).iteration_ms)]
+    rows = []
+    for (phase, rank), parts_ms in parts.items():
+        together = phase.startswith("exchanges")
+        if phase not in (STEP, "fixed", "host") and not (together and rank):
+            ms = sum(ms * hardware.learned.factor(part) for part, ms in parts_ms.items())
+            rows.append(Measured(phase, None if together else rank, ms))
+    return [*rows, Measured(STEP, None, predict(workload(), RANKS, hardware, plan).iteration_ms)]
 
 
 SAID: dict[str, Any] = {"name": "p", "steps": 8, "machine": "m", "date": "2026-11-24"}
 
 
 def lesson(plan: ShardingPlan, base: HardwareProfile, measured: list[Measured]) -> HardwareProfile:
-    found, unmatched = learn(workload(), RANKS, base, plan, measured, **SAID)
+    learned, unmatched = learn(workload(), RANKS, base, plan, measured, **SAID)
     assert not unmatched
-    return base.model_copy(update={"learned": found})
+    return base.model_copy(update={"learned": learned})
 
 
 def learned_of(plan: ShardingPlan, truth: HardwareProfile) -> Learned:
     """Learn cpu-gloo's factors from a job on a machine of that profile."""
-    found = lesson(plan, load_hardware("cpu-gloo"), measure(plan, truth)).learned
-    assert found is not None
-    return found
+    learned = lesson(plan, load_hardware("cpu-gloo"), measure(plan, truth)).learned
+    assert learned is not None
+    return learned
 
 
 def test_the_update_is_the_posterior_that_integration_gives() -> None:
@@ -146,11 +147,12 @@ def test_known_factors_come_back() -> None:
     ):
         assert learned.factor(part) == pytest.approx(truth.learned.factor(part), rel=0.06), part
     # one size of each exchange does not tell its latency from its bandwidth
-    for (what, _), of in predicted_parts(workload(), RANKS, base, MIXED).items():
-        told, true = (
-            sum(ms * of_.factor(p) for p, ms in of.items()) for of_ in (learned, truth.learned)
+    for (phase, _), parts_ms in predicted_parts(workload(), RANKS, base, MIXED).items():
+        learned_ms, true = (
+            sum(ms * of_.factor(p) for p, ms in parts_ms.items())
+            for of_ in (learned, truth.learned)
         )
-        assert told == pytest.approx(true, rel=0.06), what
+        assert learned_ms == pytest.approx(true, rel=0.06), phase
 
 
 def test_copies_of_outputs_do_not_teach_dense_work() -> None:
@@ -162,10 +164,11 @@ def test_copies_of_outputs_do_not_teach_dense_work() -> None:
     for rank in range(RANKS.world_size):
         parts = predicted_parts(workload(), RANKS, base, MIXED)[REST, rank]
         assert COPIES in parts
-        told, true = (
-            sum(ms * of.factor(p) for p, ms in parts.items()) for of in (learned, truth.learned)
+        learned_ms, true = (
+            sum(ms * factors.factor(p) for p, ms in parts.items())
+            for factors in (learned, truth.learned)
         )
-        assert told == pytest.approx(true, rel=0.06)
+        assert learned_ms == pytest.approx(true, rel=0.06)
 
 
 def test_what_one_plan_taught_predicts_another() -> None:
@@ -192,29 +195,31 @@ TABLE_WISE, ROW_WISE = placed(0, 1, 0, 1), placed(None, None, None, None)
 def test_a_slow_network_is_slow_for_exchanges_that_no_plan_has_run() -> None:
     truth = profile({"exchanges": 8.0})
     after = lesson(TABLE_WISE, load_hardware("cpu-gloo"), measure(TABLE_WISE, truth))
-    told = predict(workload(), RANKS, after, ROW_WISE).iteration_ms
-    assert told == pytest.approx(predict(workload(), RANKS, truth, ROW_WISE).iteration_ms, rel=0.1)
+    predicted_ms = predict(workload(), RANKS, after, ROW_WISE).iteration_ms
+    assert predicted_ms == pytest.approx(
+        predict(workload(), RANKS, truth, ROW_WISE).iteration_ms, rel=0.1
+    )
 
 
 def test_slow_lookups_without_pooling_are_so_under_another_sharding_type() -> None:
     """FBGEMM's backward of them on CPUs is a kernel of its own, ten times as slow."""
     tables = workload().tables
-    some = replace(
+    unpooled = replace(
         workload(), tables=(replace(tables[0], pooling="none", module="ec"), *tables[1:])
     )
     truth = profile({"lookups.backward.sequence": 3.0})
-    parts = predicted_parts(some, RANKS, profile({}), MIXED_MODULES)
+    parts = predicted_parts(unpooled, RANKS, profile({}), MIXED_MODULES)
     assert truth.learned is not None
     measured = [
-        Measured(what, rank, sum(ms * truth.learned.factor(p) for p, ms in of.items()))
-        for (what, rank), of in parts.items()
-        if what.startswith("lookups")
+        Measured(phase, rank, sum(ms * truth.learned.factor(p) for p, ms in parts_ms.items()))
+        for (phase, rank), parts_ms in parts.items()
+        if phase.startswith("lookups")
     ]
-    found, _ = learn(some, RANKS, load_hardware("cpu-gloo"), MIXED_MODULES, measured, **SAID)
+    learned, _ = learn(unpooled, RANKS, load_hardware("cpu-gloo"), MIXED_MODULES, measured, **SAID)
     for kind in ("row_wise", "table_wise"):
         part = lookup_part("backward", "fused", kind, DIM, "t0", pooled=False)
-        assert found.factor(part) == pytest.approx(3.0, rel=0.2), kind
-    assert found.factor(lookup_part("backward", "fused", "row_wise", DIM, "t1")) < 1.2
+        assert learned.factor(part) == pytest.approx(3.0, rel=0.2), kind
+    assert learned.factor(lookup_part("backward", "fused", "row_wise", DIM, "t1")) < 1.2
 
 
 def test_a_gain_is_less_sure_for_exchanges_that_no_plan_has_run() -> None:
@@ -238,15 +243,15 @@ def test_a_table_that_is_slower_than_its_like_is_known_by_its_rank() -> None:
 
 def test_a_second_plan_joins_the_evidence_of_the_first_in_any_order() -> None:
     base, truth = load_hardware("cpu-gloo"), profile(TRUE)
-    found = []
+    lessons = []
     for plans in ((MIXED, OTHER), (OTHER, MIXED)):
         after = base
         for plan in plans:
             after = lesson(plan, after, measure(plan, truth))
         assert after.learned is not None
         assert after.learned.steps == 16
-        found.append({f.name: f.factor for f in after.learned.factors})
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
+        lessons.append({f.name: f.factor for f in after.learned.factors})
+    assert lessons[0] == pytest.approx(lessons[1], rel=1e-4)
 
 
 def test_factors_of_tables_hold_for_their_model_alone() -> None:
@@ -262,7 +267,7 @@ def test_factors_of_tables_hold_for_their_model_alone() -> None:
 def test_what_is_not_predicted_is_unmatched() -> None:
     measured = [*measure(MIXED, profile({})), Measured("lookups.forward ebc.GRID", 0, 3.0)]
     _, unmatched = learn(workload(), RANKS, load_hardware("cpu-gloo"), MIXED, measured, **SAID)
-    assert [(one.name, one.ms) for one in unmatched] == [
+    assert [(row.name, row.ms) for row in unmatched] == [
         ("lookups.forward ebc.GRID of rank 0", 3.0)
     ]
 
@@ -313,14 +318,14 @@ def test_a_part_that_no_factor_knows_is_refused(part: str) -> None:
 
 
 def test_an_error_of_no_group_is_refused() -> None:
-    given = {"model": "m", "plans": [], "machine": "m", "steps": 1, "date": "", "factors": []}
+    fields = {"model": "m", "plans": [], "machine": "m", "steps": 1, "date": "", "factors": []}
     with pytest.raises(ValidationError, match="errors"):
-        Learned(**given, evidence=[], errors={"torch": {"shared": 0.1, "own": 0.1}})
+        Learned(**fields, evidence=[], errors={"torch": {"shared": 0.1, "own": 0.1}})
 
 
 def test_times_that_no_model_is_wrong_by_teach_nothing() -> None:
     base = profile({})
-    measured = [replace(one, ms=one.ms * 1e12) for one in measure(MIXED, base)]
+    measured = [replace(row, ms=row.ms * 1e12) for row in measure(MIXED, base)]
     with pytest.raises(InputError, match="that is not learned"):
         lesson(MIXED, base, measured)
 
@@ -357,19 +362,21 @@ def test_half_of_the_ranks_of_a_v100_job_tell_the_dense_part_of_the_others() -> 
 
     def dense(ranks: set[int]) -> list[Measured]:
         phases = measured_phases([t for t in traces if t.rank in ranks], ["ebc"])
-        return [one for one in phases.measured if one.what.startswith("dense.")]
+        return [row for row in phases.measured if row.what.startswith("dense.")]
 
     before, after = [], []
     for half in ({0, 1, 2, 3}, {4, 5, 6, 7}, {0, 2, 4, 6}, {1, 3, 5, 7}):
         learned, _ = learn(workload, V100, hardware, plan, dense(half), **SAID)
-        others = dense(set(range(8)) - half)
+        other_half = dense(set(range(8)) - half)
         for rank in set(range(8)) - half:
-            of_rank = [one for one in others if one.rank == rank]
+            of_rank = [one for one in other_half if one.rank == rank]
             measured = sum(one.ms for one in of_rank)
             raw = [parts[one.what, rank] for one in of_rank]
-            told = sum(ms * learned.factor(part) for of in raw for part, ms in of.items())
-            before.append(abs(sum(sum(of.values()) for of in raw) / measured - 1))
-            after.append(abs(told / measured - 1))
+            learned_ms = sum(
+                ms * learned.factor(part) for parts_ms in raw for part, ms in parts_ms.items()
+            )
+            before.append(abs(sum(sum(parts_ms.values()) for parts_ms in raw) / measured - 1))
+            after.append(abs(learned_ms / measured - 1))
     assert np.mean(before) > 0.3
     assert np.mean(after) < 0.05
 
@@ -381,16 +388,16 @@ def test_a_step_that_waits_for_the_host_is_the_hosts_whatever_the_prediction_too
     table = Table("t", 100_000, DIM, (Feature("f", 4.0),))
     wide = DenseArch(64, (2048, 2048, DIM), (2048, 2048, 1))
     job = Workload("wide", 8192, (table,), wide)
-    one = Topology.uniform(1, 1, hbm_bytes=2**36, ddr_bytes=2**36)
-    plan = plan_of(job, one, [table_wise(table, 0)])
+    one_rank = Topology.uniform(1, 1, hbm_bytes=2**36, ddr_bytes=2**36)
+    plan = plan_of(job, one_rank, [table_wise(table, 0)])
     base = load_hardware("h100-sxm")
     free = base.model_copy(
         update={"overheads": base.overheads.model_copy(update={"op_us": 1.0, "batch_us": 0.0})}
     )
-    gpu_ms = sum(predict(job, one, free, plan).per_rank[0].busy_ms.values())
-    before = predict(job, one, base, plan).iteration_ms
+    gpu_ms = sum(predict(job, one_rank, free, plan).per_rank[0].busy_ms.values())
+    before = predict(job, one_rank, base, plan).iteration_ms
     assert before < 1.2 * gpu_ms
     measured = [Measured(STEP, None, 2.5 * before)]
-    found, _ = learn(job, one, base, plan, measured, **SAID, host_decides=True)
-    after = predict(job, one, base.model_copy(update={"learned": found}), plan).iteration_ms
+    learned, _ = learn(job, one_rank, base, plan, measured, **SAID, host_decides=True)
+    after = predict(job, one_rank, base.model_copy(update={"learned": learned}), plan).iteration_ms
     assert after == pytest.approx(2.5 * before, rel=0.05)

@@ -19,7 +19,7 @@ from predictor.model.memory.peak import memory_of_plan
 from predictor.model.memory.ranks import shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
-from predictor.model.workload import Feature, Workload
+from predictor.model.workload import INFERENCE, MODES, Feature, Workload
 from predictor.predict import (
     ITERATION_ERROR,
     PHASES,
@@ -56,7 +56,7 @@ def test_inference_is_the_forward_part_alone() -> None:
     topology = a_topology(4)
     workload = a_workload(a_table("a", 10**6), a_table("b", 10**5), batch_size=8192)
     plan = in_turns(workload, topology)
-    served = replace(workload, training=False)
+    served = replace(workload, mode=INFERENCE)
     trained, alone = (predict(w, topology, device_bound(), plan) for w in (workload, served))
     after = (*TRAINED, "optimizer", "all_reduce")
     forward = {op.name: op.cost_ms for op in trained.graph.ops if op.phase not in after}
@@ -70,7 +70,7 @@ def test_inference_is_the_forward_part_alone() -> None:
 def test_inference_has_no_states_and_no_gradients(device: str) -> None:
     topology = a_topology(2)
     table = a_table("a", 10**6, 64, optimizer="adam", data_type="int8")
-    workload = a_workload(table, training=False)
+    workload = a_workload(table, mode=INFERENCE)
     for kernel in ("fused", "fused_uvm", "dense"):
         kind = T.TABLE_WISE, ComputeKernel(kernel), [(10**6, 64)]
         (memory,) = shard_memory(table, workload, topology, *kind, device=device)
@@ -78,8 +78,8 @@ def test_inference_has_no_states_and_no_gradients(device: str) -> None:
         assert memory.hbm_bytes + memory.ddr_bytes == 10**6 * 80 + memory.io_bytes
     plan = in_turns(workload, topology)
     trained, served = (
-        memory_of_plan(replace(workload, training=training), topology, plan, device)[0].peak
-        for training in (True, False)
+        memory_of_plan(replace(workload, mode=mode), topology, plan, device)[0].peak
+        for mode in MODES
     )
     assert trained is not None
     assert served is not None
@@ -111,21 +111,23 @@ def test_parts_sum_to_the_iteration_and_the_interval_holds_it(pipeline: str) -> 
         workload = random_workload(seed, pipeline)
         space, pick = enumerate_space(workload, topology), random.Random(seed)
         for profile in (hardware(), device_bound(), hardware("cpu-gloo")):
-            found = run(workload, topology, random_candidate(space, topology, pick), profile)
-            assert sum(found.breakdown.values()) == pytest.approx(found.iteration_ms, rel=1e-9)
-            assert set(found.breakdown) <= set(PHASES)
-            low, high = found.interval_ms
-            assert 0 < low <= found.iteration_ms <= high
-            path = found.critical_path
+            prediction = run(workload, topology, random_candidate(space, topology, pick), profile)
+            assert sum(prediction.breakdown.values()) == pytest.approx(
+                prediction.iteration_ms, rel=1e-9
+            )
+            assert set(prediction.breakdown) <= set(PHASES)
+            low, high = prediction.interval_ms
+            assert 0 < low <= prediction.iteration_ms <= high
+            path = prediction.critical_path
             for before, after in pairwise(path):
                 assert before.end_ms == pytest.approx(after.start_ms)
-            for rank in found.per_rank:
+            for rank in prediction.per_rank:
                 busy = sum(
                     op.cost_ms[..., min(rank.rank, op.cost_ms.shape[-1] - 1)].item()
-                    for op in found.graph.ops
+                    for op in prediction.graph.ops
                 )
                 assert sum(rank.busy_ms.values()) == pytest.approx(busy)
-                assert 0 <= rank.idle_ms <= found.iteration_ms
+                assert 0 <= rank.idle_ms <= prediction.iteration_ms
 
 
 def with_errors(profile: HardwareProfile, **errors: float) -> HardwareProfile:
@@ -163,24 +165,24 @@ def test_the_interval_holds_nine_iterations_of_ten_that_are_off_by_the_stated_er
 
 def test_a_rank_is_idle_where_its_compute_stream_waits() -> None:
     workload, topology = hot(None), a_topology(2)
-    found = run(workload, topology, sharded(workload, topology, T.TABLE_WISE))
-    for rank in found.per_rank:
-        own = [op for op in found.graph.ops if op.stream == "compute"]
+    prediction = run(workload, topology, sharded(workload, topology, T.TABLE_WISE))
+    for rank in prediction.per_rank:
+        own = [op for op in prediction.graph.ops if op.stream == "compute"]
         busy = sum(op.cost_on(rank.rank) for op in own)
-        assert len(own) < len(found.graph.ops)
-        assert rank.idle_ms == pytest.approx(max(0.0, found.iteration_ms - busy))
+        assert len(own) < len(prediction.graph.ops)
+        assert rank.idle_ms == pytest.approx(max(0.0, prediction.iteration_ms - busy))
         assert busy < sum(rank.busy_ms.values())
 
 
 def test_provenance_is_the_weakest_on_the_path() -> None:
     workload, topology = hot(None), a_topology(2)
-    found = run(workload, topology, sharded(workload, topology, T.TABLE_WISE))
+    prediction = run(workload, topology, sharded(workload, topology, T.TABLE_WISE))
     groups = [
         group
-        for segment in found.critical_path
+        for segment in prediction.critical_path
         for group in profile_groups(segment.resource, device_bound(), topology)
     ]
-    assert found.provenance == weakest(tuple(g.provenance.kind for g in groups))
+    assert prediction.provenance == weakest(tuple(g.provenance.kind for g in groups))
     profile = device_bound()
     poor = profile.embedding.provenance.model_copy(update={"kind": "not validated"})
     embedding = profile.embedding.model_copy(update={"provenance": poor})
@@ -225,8 +227,10 @@ def test_time_never_falls_when_work_grows_nor_rises_when_ids_vanish(
     topology = a_topology(pick.choice([1, 2, 8]))
     kind = pick.choice([T.TABLE_WISE, T.ROW_WISE])
 
-    def time(of: Workload) -> float:
-        return run(of, topology, sharded(of, topology, kind), device_bound(profile)).iteration_ms
+    def time(model: Workload) -> float:
+        return run(
+            model, topology, sharded(model, topology, kind), device_bound(profile)
+        ).iteration_ms
 
     usual = time(workload)
     by_ids = [time(grown(workload, ids=10.0**-power)) for power in (200, 20, 8, 4, 2, 1)]
@@ -263,15 +267,15 @@ def test_skew_makes_lookups_faster_and_a_frequency_order_makes_the_first_shard_h
 def test_a_pipeline_changes_the_graph_and_hides_the_input_distribution() -> None:
     topology = a_topology(2)
     for seed in range(8):
-        found = []
+        predictions = []
         for pipeline in PIPELINES:
             workload = random_workload(seed, pipeline)
             space = enumerate_space(workload, topology)
             candidate = random_candidate(space, topology, random.Random(seed))
-            found.append(run(workload, topology, candidate))
-        base, sparse, _ = found
+            predictions.append(run(workload, topology, candidate))
+        base, sparse, _ = predictions
         assert sparse.iteration_ms <= base.iteration_ms * (1 + 1e-9)
-        deps = [[(o.name, o.deps) for o in p.graph.ops] for p in found]
+        deps = [[(o.name, o.deps) for o in p.graph.ops] for p in predictions]
         assert deps[0] != deps[1] != deps[2]
     workload = hot(None)
     plan = sharded(workload, topology, T.TABLE_WISE)
@@ -285,6 +289,6 @@ def test_a_pipeline_changes_the_graph_and_hides_the_input_distribution() -> None
 @pytest.mark.parametrize("ranks", quick_only((1, 16), [1, 2, 8, 16]))
 def test_every_shipped_model_has_a_time(path: Path, ranks: int) -> None:
     workload, topology = load_model(path), a_topology(ranks)
-    found = predict(workload, topology, hardware(), in_turns(workload, topology))
-    assert 0.1 < found.iteration_ms < 1000
-    assert len(found.memory) == len(found.per_rank) == ranks
+    prediction = predict(workload, topology, hardware(), in_turns(workload, topology))
+    assert 0.1 < prediction.iteration_ms < 1000
+    assert len(prediction.memory) == len(prediction.per_rank) == ranks

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torchrec")
 
 import shardopt
-import shardopt.explain.explanation
+import shardopt.explain.waits
 import shardopt.plan
 from predictor.errors import InputError
 from shardopt.config import load_model

@@ -46,10 +46,10 @@ def torchrec_options(
     Args:
         optimizer: given by ``fused_params``, not in the backward.
     """
-    theirs = torchrec_topology(topology, device)
+    torchrecs = torchrec_topology(topology, device)
     wants = parameter_constraints(workload)
-    storage = EmbeddingStorageEstimator(theirs, wants, PIPELINES[workload.train_pipeline])
-    enumerator = EmbeddingEnumerator(theirs, workload.batch_size, wants, [storage])
+    storage = EmbeddingStorageEstimator(torchrecs, wants, PIPELINES[workload.train_pipeline])
+    enumerator = EmbeddingEnumerator(torchrecs, workload.batch_size, wants, [storage])
     fused = optimizer and {"optimizer": optimizer}
     module = modules.build(workload, in_backward=optimizer is None)
     kinds = EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
@@ -124,9 +124,9 @@ def part_of_a_row(workload: Workload, option: Option, size: tuple[int, int]) -> 
     return part * (size[1] * workload.tables[option.table].element_bytes + SLOT_BYTES)
 
 
-def same(found: Bytes, expected: Bytes, rel: float) -> None:
+def same(computed: Bytes, expected: Bytes, rel: float) -> None:
     there = np.array(expected, float)
-    assert (np.abs(np.array(found) - there) <= np.maximum(rel * there, 8)).all()
+    assert (np.abs(np.array(computed) - there) <= np.maximum(rel * there, 8)).all()
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,10 @@ def test_dense_state_is_what_torchrec_leaves_out_of_data_parallel() -> None:
 def test_optimizer_given_through_fused_params_is_zero_in_torchrec_and_counted_here() -> None:
     """``fused_params={"optimizer": ...}`` is how most examples pass it; TorchRec then counts 0."""
     workload, topology = modules.rm_like(), modules.topology(8)
-    seen = torchrec_options(workload, topology)
+    options = torchrec_options(workload, topology)
     unseen = torchrec_options(workload, topology, optimizer=EmbOptimType.ADAM)
     ours = our_options(workload, topology)
-    by_key = {their_key(o): o for o in seen}
+    by_key = {their_key(o): o for o in options}
     for option in unseen:
         key = their_key(option)
         if key[1] != ShardingType.TABLE_WISE or key[2] != ComputeKernel.FUSED:

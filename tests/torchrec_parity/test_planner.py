@@ -52,14 +52,14 @@ CASES = [
 def test_same_plan_as_the_baseline(model: Callable[[], Workload], world: int, gib: int) -> None:
     workload = modules.once_pooled(model())
     topology = modules.topology(world, hbm=gib * GIB)
-    theirs, ours = plan_with_torchrec(workload, topology), rederived(workload, topology)
+    torchrecs, ours = plan_with_torchrec(workload, topology), rederived(workload, topology)
     assert ours is not None
-    assert theirs.plan is not None
-    assert theirs.seconds > 0
-    assert theirs.rating_ms == pytest.approx(ours.rating_ms, rel=1e-9)
-    assert (theirs.plan.world_size, theirs.plan.local_world_size) == (world, min(8, world))
+    assert torchrecs.plan is not None
+    assert torchrecs.seconds > 0
+    assert torchrecs.rating_ms == pytest.approx(ours.rating_ms, rel=1e-9)
+    assert (torchrecs.plan.world_size, torchrecs.plan.local_world_size) == (world, min(8, world))
     for key, plan in zip(workload.keys, ours.tables, strict=True):
-        real = theirs.plan.tables[key]
+        real = torchrecs.plan.tables[key]
         assert (real.sharding_type, real.compute_kernel) == (
             plan.sharding_type,
             plan.compute_kernel,

@@ -19,8 +19,8 @@ from predictor.model.workload import INTEGERS, ROW_ALIGNMENT, WEIGHT_BITS, row_b
 def test_rows_have_the_bytes_that_fbgemm_gives_them(data_type: str) -> None:
     kind = data_type_to_sparse_type(DataType[data_type.upper()])
     for columns in range(4, 520, 4):
-        theirs = rounded_row_size_in_bytes(columns, kind, ROW_ALIGNMENT)
-        assert row_bytes(data_type, columns) == theirs
+        fbgemm_bytes = rounded_row_size_in_bytes(columns, kind, ROW_ALIGNMENT)
+        assert row_bytes(data_type, columns) == fbgemm_bytes
 
 
 def test_weights_have_the_bits_that_torchrec_gives_them() -> None:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.dense import Bucket, GradientReturn, LookupCall, Segment, TableUpdate
+from predictor.cost.dense import Bucket, DenseSegment, GradientReturn, LookupCall, TableUpdate
 from predictor.cost.elementwise import copy_h2d_ms
 from predictor.cost.fixed_costs import HOST_OPS, FixedCosts
 from predictor.cost.loads import Load
@@ -65,7 +65,7 @@ Array = NDArray[np.float64]
 LookModuleUp = Callable[[Sequence[Exchange]], None]
 
 
-class Kind(NamedTuple):
+class OpKind(NamedTuple):
     """Kind of operation: its phase, the profile group that prices it, its stream and its scope."""
 
     phase: str
@@ -74,26 +74,26 @@ class Kind(NamedTuple):
     scope: str | None = None
 
 
-def _both(phase: str, resource: str, stream: str) -> dict[bool, Kind]:
+def _both(phase: str, resource: str, stream: str) -> dict[bool, OpKind]:
     """Map ``backward`` to the kinds of a phase: forward under False, backward under True."""
     ways = {False: "forward", True: "backward"}
-    return {backward: Kind(f"{phase}_{way}", resource, stream) for backward, way in ways.items()}
+    return {backward: OpKind(f"{phase}_{way}", resource, stream) for backward, way in ways.items()}
 
 
-COPY_INPUT = Kind("input_copy", "memory", "copy")
-MOVE_IDS = Kind("input_dist", "elementwise", COMPUTE)
-SEND_IDS = Kind("input_dist", "collectives", "comm", "world")
-READ_SPLITS = Kind("input_dist", "overheads", "host")
-PREFETCH = Kind("prefetch", "embedding", "prefetch")
+COPY_INPUT = OpKind("input_copy", "memory", "copy")
+MOVE_IDS = OpKind("input_dist", "elementwise", COMPUTE)
+SEND_IDS = OpKind("input_dist", "collectives", "comm", "world")
+READ_SPLITS = OpKind("input_dist", "overheads", "host")
+PREFETCH = OpKind("prefetch", "embedding", "prefetch")
 LOOKUP = _both("embedding", "embedding", COMPUTE)
 SEND_OUTPUTS = _both("output_dist", "collectives", "comm")
 DENSE = _both("dense", "elementwise", COMPUTE)
-ALL_REDUCE = Kind("all_reduce", "collectives", "comm", "world")
+ALL_REDUCE = OpKind("all_reduce", "collectives", "comm", "world")
 
-OPTIMIZER = Kind("optimizer", "elementwise", COMPUTE)
-SYNC_COPIES = Kind("replica_sync", "collectives", COMPUTE)
-STASH = Kind("stash", "memory", "stash")
-RESTORE = Kind("stash", "memory", "copy")
+OPTIMIZER = OpKind("optimizer", "elementwise", COMPUTE)
+SYNC_COPIES = OpKind("replica_sync", "collectives", COMPUTE)
+STASH = OpKind("stash", "memory", "stash")
+RESTORE = OpKind("stash", "memory", "copy")
 """Restores run on the stream of the batches."""
 
 Launch = tuple[float, int, int]
@@ -170,7 +170,7 @@ class DlrmBuilder:
     def _add(
         self,
         name: str,
-        kind: Kind,
+        kind: OpKind,
         cost_ms: Array | float,
         launch: Launch = (0.0, 0, 0),
         deps: Sequence[Dep | int] = (),
@@ -392,7 +392,7 @@ class DlrmBuilder:
         for step in self.dense.forward:
             if isinstance(step, LookupCall) and step.module in self.modules:
                 look_up(self.modules[step.module])
-            elif isinstance(step, Segment):
+            elif isinstance(step, DenseSegment):
                 if step.waits:
                     self._unpack(step.waits)
                 self._segment(step, backward=False)
@@ -458,7 +458,7 @@ class DlrmBuilder:
         launch = (HOST_OPS["concat"] * (len(modules) / len(self.modules)), 1, 0)
         return self._add(name, DENSE[backward], cost_ms, launch, deps, host_ms=host_ms)
 
-    def _segment(self, segment: Segment, *, backward: bool) -> int:
+    def _segment(self, segment: DenseSegment, *, backward: bool) -> int:
         self.segments += 1
         # the longest batch is longer in all segments
         waiting_ms = segment.cost_ms * self.costs.uneven
@@ -539,7 +539,7 @@ class DlrmBuilder:
         self._restore()
         apart, sparse = self.workload.train_pipeline == "semi_sync", GradientReturn | TableUpdate
         for step in sorted(self.dense.backward, key=lambda s: apart and isinstance(s, sparse)):
-            if isinstance(step, Segment):
+            if isinstance(step, DenseSegment):
                 self._segment(step, backward=True)
             elif isinstance(step, Bucket):
                 self._reduce_bucket(step.bytes)
@@ -633,12 +633,12 @@ class DlrmBuilder:
         if self.state_bytes:
             self.states = self._move_states("restore", RESTORE, begins)
 
-    def _move_weights(self, name: str, kind: Kind, group: int, deps: Sequence[Dep]) -> int:
+    def _move_weights(self, name: str, kind: OpKind, group: int, deps: Sequence[Dep]) -> int:
         tables, copy = self.stashed[group], _if_any(partial(copy_h2d_ms, self.hardware))
         cost_ms = tables.cost(copy, _column(Load.SYNCED_WEIGHTS))
         return self._add(name, kind, cost_ms, (HOST_OPS["copy"], 1, 0), deps, tables.active)
 
-    def _move_states(self, verb: str, kind: Kind, after: Dep) -> int:
+    def _move_states(self, verb: str, kind: OpKind, after: Dep) -> int:
         cost_ms = copy_h2d_ms(self.hardware, self.state_bytes)
         name = f"{verb} optimizer states"
         return self._add(name, kind, cost_ms, (HOST_OPS["copy"], 1, 0), [after])

@@ -13,24 +13,22 @@ An exchange is all tables of one module and sharding type, as TorchRec groups th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from predictor.model.memory.blocks import COMPUTE, COPY, INPUT_DIST, Ledger, Peak
-from predictor.model.memory.ranks import LENGTH_BYTES, OUTPUT_BYTES, WEIGHT_BYTES
-from predictor.model.op_calls import (
-    DenseProgram,
-    Event,
-    Gradient,
-    Lookup,
-    LookupBackward,
-    OpCall,
-    Operand,
-    operands_of,
+from predictor.model.memory.dense import (
+    Call,
+    Held,
+    MemoryEvent,
+    ModuleBackward,
+    ModuleLookup,
+    dense_memory,
 )
+from predictor.model.memory.ranks import LENGTH_BYTES, OUTPUT_BYTES, WEIGHT_BYTES
+from predictor.model.op_calls import DenseProgram
 from predictor.model.plan import ROW_SPLITS, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES, Table, Workload
@@ -221,7 +219,7 @@ class Iteration:
         cached: frozenset[str] = frozenset(),
         stashed: tuple[int, int] = (0, 0),
     ) -> None:
-        self.program = program
+        self.dense = dense_memory(program, trains=workload.training)
         self.exchanges = exchanges
         self.distributed = [e for e in exchanges if not e.local]
         self.pipeline = workload.train_pipeline
@@ -233,16 +231,12 @@ class Iteration:
         self.cached = cached
         self.stashed = stashed
         self.ledger = Ledger(simulate=self.on_device)
-        self.kept = {operand.storage for operand in program.resident}
-        self.own_gradients = _dense_gradients(program)
-        self.fresh: list[int] = []
-        self.last_uses = _last_uses(program, trains=self.trains)
+        self.fresh: list[Hashable] = []
         self.waiting: list[str] = []
         self.ahead: list[str] = []
         self.unreturned: list[Exchange] = []
-        self.leaving: list[int] = []
-        lookups = [e for e in program.forward if isinstance(e, Lookup)]
-        self.outputs = {lookup.module: lookup.outputs for lookup in lookups}
+        self.leaving: list[Hashable] = []
+        lookups = [e for e in self.dense.forward if isinstance(e, ModuleLookup)]
         self.last_lookup = lookups[-1] if lookups else None
 
     def run(self) -> Peak:
@@ -274,7 +268,7 @@ class Iteration:
         ledger.take(("batch", i + ahead), self.batch_bytes, COPY, lent=True)
         if self.prefetches:
             self._take("received", i + 1)
-        self._part(self.program.forward, i)
+        self._part(self.dense.forward, i)
         for module in [*self.waiting]:
             self._await(module)
         if self.pipeline == "sparse_dist":
@@ -286,18 +280,18 @@ class Iteration:
             self._take("received", i + 2)
         if self.trains:
             self._restore()
-            self._part(self.program.backward, i)
+            self._part(self.dense.backward, i)
             self._return(i)
-            self._part(self.program.optimizer, i)
+            self._part(self.dense.optimizer, i)
             ledger.give("stashed states")
         if self.prefetches:
             self._take("sent", i + 2)
-        self._free(self.last_uses)
+        self._free(self.dense.ending)
         ledger.give(("batch", i))
 
     def _look_ahead(self, i: int) -> None:
         """Look up the batch whose forward comes next."""
-        for module in self.outputs:
+        for module in self.dense.modules:
             self._look_up(module, i)
         self.ahead, self.waiting = self.waiting, []
 
@@ -336,45 +330,40 @@ class Iteration:
 
     # --- the dense part --------------------------------------------------------------------------
 
-    def _part(self, events: Sequence[Event], i: int) -> None:
+    def _part(self, events: Sequence[MemoryEvent], i: int) -> None:
         for event in events:
-            if isinstance(event, LookupBackward):
-                self._gather_gradients(event)
-            elif isinstance(event, Lookup):
-                if not self.looks_ahead:
-                    self._look_up(event.module, i)
-                if event is self.last_lookup and self.trains:
-                    self.ledger.give("stashed weights")
-            elif isinstance(event, OpCall):
+            if isinstance(event, Call):
                 if self.unreturned and event.moves:
                     self._return(i)
                 self._call(event)
+            elif isinstance(event, ModuleBackward):
+                self._gather_gradients(event)
+            elif isinstance(event, ModuleLookup):
+                if not self.looks_ahead:
+                    self._look_up(event.name, i)
+                if event is self.last_lookup and self.trains:
+                    self.ledger.give("stashed weights")
             else:  # DDP copies a parameter's gradient into its bucket, which is always there
                 self._free(self.fresh)
                 self.fresh = []
 
-    def _call(self, op: OpCall) -> None:
-        if self.waiting:
-            read = {operand.storage for operand in op.inputs}
-            for module in [*self.waiting]:
-                if any(o.storage in read for o in self.outputs[module]):
-                    self._await(module)
-        input_storages = {operand.storage for operand in op.inputs}
-        for operand in op.outputs:
-            if operand.storage not in input_storages:
-                self._hold(operand)
-        self._free(op.freed)
+    def _call(self, call: Call) -> None:
+        for module in [*self.waiting]:
+            if not call.reads.isdisjoint(self.dense.modules[module].storages):
+                self._await(module)
+        self._hold(call.holds)
+        self._free(call.frees)
 
-    def _free(self, storages: Iterable[int]) -> None:
-        for storage in storages:
-            self.ledger.give(("dense", storage))
+    def _free(self, keys: Iterable[Hashable]) -> None:
+        for key in keys:
+            self.ledger.give(key)
 
-    def _hold(self, operand: Operand) -> None:
-        key = "dense", operand.storage
-        if operand.storage not in self.kept and key not in self.ledger:
-            self.ledger.take(key, operand.storage_bytes)
-            if operand.storage in self.own_gradients:
-                self.fresh.append(operand.storage)
+    def _hold(self, blocks: Iterable[Held]) -> None:
+        for block in blocks:
+            if block.key not in self.ledger:
+                self.ledger.take(block.key, block.size)
+                if block.own_gradient:
+                    self.fresh.append(block.key)
 
     # --- lookups ---------------------------------------------------------------------------------
 
@@ -428,27 +417,25 @@ class Iteration:
             if several and not e.local and not reduced:
                 ledger.take(("in order", e.name), e.output)
                 ledger.give(("arrived", e.name))
-        for operand in self.outputs[module]:
-            self._hold(operand)
+        self._hold(self.dense.modules[module].holds)
         for e in exchanges:
             for block in ("arrived", "in order", "looked up"):
                 ledger.give((block, e.name))
 
     # --- their backward --------------------------------------------------------------------------
 
-    def _gather_gradients(self, event: LookupBackward) -> None:
+    def _gather_gradients(self, event: ModuleBackward) -> None:
         """Send the gradients of a module's outputs to the ranks that hold its shards."""
-        exchanges = [e for e in self.exchanges if e.module == event.module]
-        whole = len(exchanges) == 1 and all(o.bytes == o.storage_bytes for o in event.gradients)
+        exchanges = [e for e in self.exchanges if e.module == event.name]
+        whole = len(exchanges) == 1 and event.whole
         for e in reversed(exchanges):
             if not e.local:
                 self._send_gradients(e, whole=whole)
         self.unreturned += exchanges
-        done = [o.storage for o in event.gradients if self.last_uses.get(o.storage) is event]
         if any(not e.pooled or e.sharding_type in ROW_SPLITS for e in exchanges):
-            self.leaving += done
+            self.leaving += event.done
         else:
-            self._free(done)
+            self._free(event.done)
 
     def _send_gradients(self, e: Exchange, *, whole: bool) -> None:
         ledger, wire = self.ledger, e.backward_wire
@@ -489,26 +476,3 @@ class Iteration:
             for block in ("decoded", "gradient"):
                 ledger.give((block, e.name))
         self.unreturned = []
-
-
-def _last_uses(program: DenseProgram, *, trains: bool) -> dict[int, Event]:
-    """Return storage number -> last event that uses it, for storages that the program makes."""
-    resident = {operand.storage for operand in program.resident}
-    last_uses: dict[int, Event] = {}
-    parts = (program.forward, program.backward, program.optimizer)
-    for event in chain.from_iterable(parts if trains else parts[:1]):
-        for operand in operands_of(event):
-            if operand.storage not in resident:
-                last_uses[operand.storage] = event
-    return last_uses
-
-
-def _dense_gradients(program: DenseProgram) -> frozenset[int]:
-    """Return the storages that the backward makes and the optimizer reads."""
-    if not any(isinstance(event, Gradient) for event in program.backward):
-        return frozenset()
-    written = {o.storage for e in program.backward if isinstance(e, OpCall) for o in e.outputs}
-    read = {o.storage for e in program.optimizer for o in operands_of(e)}
-    before_backward = {o.storage for o in program.resident}
-    before_backward |= {o.storage for e in program.forward for o in operands_of(e)}
-    return frozenset((written & read) - before_backward)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from predictor.errors import InfeasibleError
+from predictor.model.dense_settings import DENSE_STATES
 from predictor.model.dlrm_program import OpWriter, dense_program
 from predictor.model.lookup_group import is_stashed
 from predictor.model.memory.blocks import Peak, block_bytes
-from predictor.model.memory.iteration import Iteration, exchanges, unplaced
+from predictor.model.memory.iteration import (
+    Exchange,
+    Iteration,
+    batch_bytes,
+    exchanges,
+    unplaced,
+)
 from predictor.model.memory.ranks import (
     RankMemory,
     RankPeak,
@@ -19,7 +28,7 @@ from predictor.model.memory.ranks import (
 from predictor.model.op_calls import DenseProgram, Event, Lookup, LookupBackward, OpCall
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DENSE_STATES, MeasuredDense, Workload
+from predictor.model.workload import MeasuredDense, Workload
 from predictor.units import format_bytes
 
 DEFAULT_RESERVE = 0.05
@@ -54,7 +63,7 @@ def memory_of_plan(
 
 
 class PeakMemory:
-    """Peaks of the plans of one workload; equal ranks are simulated once.
+    """Peaks of the plans of one workload.
 
     Args:
         program: the dense part at the workload's batch size; that of the workload if None.
@@ -69,7 +78,6 @@ class PeakMemory:
     ) -> None:
         self.workload, self.topology, self.device = workload, topology, device
         self.program = program or program_of(workload)
-        self._known: dict[tuple[object, ...], Peak] = {}
 
     def of(self, plan: ShardingPlan) -> list[RankMemory]:
         """Return the memory of a plan on every rank, with the peak of its process."""
@@ -109,13 +117,54 @@ class PeakMemory:
         shards = resident_bytes(workload, self.topology, plan, device)
         for rank, rank_exchanges in enumerate(exchanges(workload, self.topology, plan)):
             stashed = _stashed(workload, plan, program, rank) if device != "cpu" else (0, 0)
-            key = cached, stashed, *rank_exchanges
-            if key not in self._known:
-                iteration = Iteration(workload, program, rank_exchanges, device, cached, stashed)
-                self._known[key] = iteration.run()
-            peak, stays = self._known[key], fixed + shards[rank] - sum(stashed)
+            peak = simulated_peak(workload, program, rank_exchanges, device, cached, stashed)
+            stays = fixed + shards[rank] - sum(stashed)
             peaks_of_ranks.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
         return peaks_of_ranks
+
+
+def simulated_peak(
+    workload: Workload,
+    program: DenseProgram,
+    of_rank: Sequence[Exchange],
+    device: str,
+    cached: frozenset[str] = frozenset(),
+    stashed: tuple[int, int] = (0, 0),
+) -> Peak:
+    """Return the peak of `Iteration`; ranks that are equal in it are simulated once.
+
+    They may be those of several plans and of workloads that differ elsewhere, as two settings of a
+    model do.
+    """
+    key = (
+        id(program),
+        workload.train_pipeline,
+        workload.training,
+        batch_bytes(workload),
+        device,
+        cached,
+        stashed,
+        *of_rank,
+    )
+    return _peak(_Inputs(key, (workload, program, of_rank, device, cached, stashed)))
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Cache key of a simulation.
+
+    Args:
+        same: all that the simulation depends on; the program by its identity.
+        given: arguments of `Iteration`.
+    """
+
+    same: tuple[Hashable, ...]
+    given: tuple[Any, ...] = field(compare=False)
+
+
+@lru_cache(maxsize=1 << 12)
+def _peak(inputs: _Inputs) -> Peak:
+    return Iteration(*inputs.given).run()
 
 
 def _stashed(
@@ -192,7 +241,7 @@ def least_bytes(workload: Workload, device: str = "cuda") -> int:
         weights = sum(table.weight_bytes for table in workload.tables if table.stash_weights)
         states = program.state_bytes if workload.stash_optimizer_state else 0
         stashed = block_bytes(weights) if weights else 0, states
-    peak = Iteration(workload, program, (), device, stashed=stashed).run()
+    peak = simulated_peak(workload, program, (), device, stashed=stashed)
     return dense_bytes(program, trains=workload.training) + peak.allocated_bytes - sum(stashed)
 
 
@@ -207,7 +256,7 @@ def dense_bytes(program: DenseProgram, *, trains: bool = True) -> int:
 def activation_bytes(workload: Workload, program: DenseProgram) -> int:
     """Return the peak of the dense part beside resident memory, with outputs of lookups."""
     alone = replace(workload, train_pipeline="base")
-    return Iteration(alone, program, (), "cpu").run().allocated_bytes
+    return simulated_peak(alone, program, (), "cpu").allocated_bytes
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from predictor.errors import InputError
 from predictor.iteration.graph import Dep, Graph, Op
 from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
 from predictor.trace.simulate.host import JOINING, HostItem, Kind, Piece, Role, plain
-from predictor.trace.simulate.overheads import Overheads, call_piece, gap_piece
+from predictor.trace.simulate.overheads import TracedOverheads, call_piece, gap_piece
 from predictor.units import us
 
 COMMON = ("ProfilerStep", "autograd::", "torch::autograd::", "aten::", "## forward", *JOINING)
@@ -41,7 +41,7 @@ class _Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Node:
+class ScheduledOp:
     """An operation of one rank before ranks are joined; its dependencies are positions among that
     rank's nodes.
 
@@ -55,7 +55,7 @@ class Node:
     taken_us: float = 0.0
 
 
-class RankProgram:
+class RankSchedule:
     """The nodes of one rank's step, made of the host's items.
 
     Args:
@@ -71,14 +71,14 @@ class RankProgram:
     def __init__(
         self,
         trace: RankTrace,
-        overheads: Overheads,
+        overheads: TracedOverheads,
         *,
         own_host: bool,
         start_us: float,
     ) -> None:
         self.trace, self.overheads, self.own_host = trace, overheads, own_host
         self.start_us = start_us
-        self.nodes: list[Node] = []
+        self.nodes: list[ScheduledOp] = []
         self.begin = self.end = 0
         self.pending: dict[int, float] = {}
         self.threads: dict[int, str] = {}
@@ -146,7 +146,7 @@ class RankProgram:
         cost = np.array([us(cost_us)])
         waits = tuple(map(Dep, deps))
         op = Op(name, HOST, RESOURCES[HOST], f"{HOST} {own}", cost, us(spent), 1, waits, thread=own)
-        self.nodes.append(Node(op))
+        self.nodes.append(ScheduledOp(op))
         return len(self.nodes) - 1
 
     def _on_device(
@@ -176,7 +176,7 @@ class RankProgram:
             thread=self.threads.setdefault(thread, f"thread {len(self.threads)}"),
             fills=_fills(event),
         )
-        self.nodes.append(Node(op, event, taken_us))
+        self.nodes.append(ScheduledOp(op, event, taken_us))
         work = _Work(len(self.nodes) - 1, event, stack)
         self.last[stream] = work
         if event.collective is not None:
@@ -276,7 +276,7 @@ def _alike(first: tuple[str, ...], second: tuple[str, ...]) -> int:
     return max((shared(a, b) for a in telling[0] for b in telling[1]), default=0)
 
 
-def latency_us(overheads: Overheads) -> float:
+def latency_us(overheads: TracedOverheads) -> float:
     """Return the time from the end of a launch to the start on an idle stream.
 
     The gap of a stream is subtracted, because every operation has it anyway.
@@ -296,7 +296,9 @@ CollectiveKey = tuple[tuple[int, ...] | None, str, int]
 """Group, stream and position of a collective, the same on all of its ranks."""
 
 
-def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> tuple[Graph, list[list[int]]]:
+def join_ranks(
+    programs: Sequence[RankSchedule], latency_us: float
+) -> tuple[Graph, list[list[int]]]:
     """Join several ranks at their collectives into one graph.
 
     A collective takes as long as on the rank that arrived last: the shortest of its kernels, since
@@ -332,12 +334,12 @@ def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> tuple[Grap
     return graph, place
 
 
-def _key(node: Node) -> CollectiveKey | None:
+def _key(node: ScheduledOp) -> CollectiveKey | None:
     call = node.event.collective if node.event is not None else None
     return None if call is None else (call.group, node.op.stream, call.order)
 
 
-def _members(programs: Sequence[RankProgram]) -> dict[CollectiveKey | None, list[int]]:
+def _members(programs: Sequence[RankSchedule]) -> dict[CollectiveKey | None, list[int]]:
     """Return the ranks of each collective that was traced on more than one of them."""
     members: dict[CollectiveKey | None, list[int]] = {}
     for rank, program in enumerate(programs):
@@ -346,7 +348,7 @@ def _members(programs: Sequence[RankProgram]) -> dict[CollectiveKey | None, list
     return {key: ranks for key, ranks in members.items() if key is not None and len(ranks) > 1}
 
 
-def _add(graph: Graph, place: list[list[int]], nodes: Mapping[int, Node]) -> int:
+def _add(graph: Graph, place: list[list[int]], nodes: Mapping[int, ScheduledOp]) -> int:
     """Append a node of one rank, or a collective with its nodes on all of its ranks."""
     first = next(iter(nodes.values())).op
     deps = tuple(Dep(place[rank][d.op]) for rank, node in nodes.items() for d in node.op.deps)
@@ -358,7 +360,7 @@ def _add(graph: Graph, place: list[list[int]], nodes: Mapping[int, Node]) -> int
     return len(graph.ops) - 1
 
 
-def _mismatch(programs: Sequence[RankProgram], places: list[list[int]]) -> str:
+def _mismatch(programs: Sequence[RankSchedule], places: list[list[int]]) -> str:
     stuck = []
     for program, place in zip(programs, places, strict=True):
         if len(place) < len(program.nodes):

@@ -39,14 +39,14 @@ class Overhead:
     count: int
 
 
-class Overheads:
+class TracedOverheads:
     """Pieces of host time of some steps, by key.
 
     Args:
         several: overheads to pool.
     """
 
-    def __init__(self, several: Iterable[Overheads] = ()) -> None:
+    def __init__(self, several: Iterable[TracedOverheads] = ()) -> None:
         self.times: dict[Key, list[float]] = {}
         self._means: dict[Key, Overhead] = {}
         for other in several:
@@ -88,9 +88,9 @@ def _mean(times: list[float]) -> Overhead:
     return Overhead(fmean(times), fmean(typical), len(times))
 
 
-def overheads_of(items: Iterable[HostItem], trace: RankTrace, step: TraceStep) -> Overheads:
+def overheads_of(items: Iterable[HostItem], trace: RankTrace, step: TraceStep) -> TracedOverheads:
     """Collect the overheads of one step of a rank, from its host items and its device work."""
-    samples = Overheads()
+    samples = TracedOverheads()
     latest: dict[int, DeviceEvent] = {}
     for item in items:
         if not item.before.idle:

@@ -19,9 +19,9 @@ from predictor.iteration.critical_path import Segment, critical_path
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import Timeline, simulate_once
 from predictor.trace.events import RankTrace
-from predictor.trace.simulate.graph import RankProgram, join_ranks, latency_us
+from predictor.trace.simulate.graph import RankSchedule, join_ranks, latency_us
 from predictor.trace.simulate.host import HostItem, Role, main_thread, walk_host
-from predictor.trace.simulate.overheads import Overheads, overheads_of
+from predictor.trace.simulate.overheads import TracedOverheads, overheads_of
 from predictor.units import us
 
 FIRST_STEP = (
@@ -74,7 +74,7 @@ class SimulatedTrace:
     critical_path: tuple[Segment, ...]
     graph: Graph
     timeline: Timeline
-    overheads: Overheads
+    overheads: TracedOverheads
     notes: tuple[str, ...] = ()
 
 
@@ -84,7 +84,7 @@ class TracedHosts:
 
     traces: tuple[RankTrace, ...]
     items: tuple[tuple[list[HostItem], ...], ...]
-    samples: tuple[tuple[Overheads, ...], ...]
+    samples: tuple[tuple[TracedOverheads, ...], ...]
 
     @classmethod
     def of(cls, traces: Sequence[RankTrace]) -> TracedHosts:
@@ -108,9 +108,9 @@ class TracedHosts:
 
     def pooled(
         self, *, without_step: int | None = None, without_rank: int | None = None
-    ) -> Overheads:
+    ) -> TracedOverheads:
         """Pool the host times of all steps and ranks except those left out."""
-        return Overheads(
+        return TracedOverheads(
             samples
             for rank, of_rank in enumerate(self.samples)
             for step, samples in enumerate(of_rank)
@@ -121,7 +121,7 @@ class TracedHosts:
 def simulate_trace(
     traces: Sequence[RankTrace],
     *,
-    overheads: Overheads | None = None,
+    overheads: TracedOverheads | None = None,
     own_host: bool = False,
 ) -> SimulatedTrace:
     """Predict each step of each rank.
@@ -147,7 +147,7 @@ def simulate_trace(
         programs = []
         for rank, trace in enumerate(traces):
             items, marked = hosts.items[rank][step], trace.steps[step]
-            program = RankProgram(
+            program = RankSchedule(
                 trace,
                 pooled[rank],
                 own_host=own_host,
@@ -177,7 +177,7 @@ def simulate_trace(
     )
 
 
-def _of_others(hosts: TracedHosts, step: int, *, own: bool) -> list[Overheads]:
+def _of_others(hosts: TracedHosts, step: int, *, own: bool) -> list[TracedOverheads]:
     """Return for each rank the host times of the other steps, or of the other ranks.
 
     The other ranks count where there is one step. ``own`` adds the rank itself.
@@ -198,7 +198,7 @@ def _simulated_step(hosts: TracedHosts, step: int, rank: int, predicted_ms: floa
 
 
 def _collectives(
-    program: RankProgram, step: int, begin_us: float, ends_ms: NDArray[np.float64]
+    program: RankSchedule, step: int, begin_us: float, ends_ms: NDArray[np.float64]
 ) -> Iterator[SimulatedCollective]:
     """Yield the ends of the step's collectives, counted from the earliest begin of the step."""
     for node, end_ms in zip(program.nodes[program.begin :], ends_ms[program.begin :], strict=True):

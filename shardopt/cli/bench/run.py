@@ -63,7 +63,8 @@ def run(
     check_writable(output, [model, *plans])
     profile = hardware or ("cpu-gloo" if backend == "gloo" else None)
     machine = Machine(gpus=gpus, hardware=profile, batch_size=batch_size)
-    setting, predictions = predict_plans(model, plans, machine)
+    given = predict_plans(model, plans, machine)
+    setting, predictions = given.setting, given.predictions
     check_writable(output)
     if setting.workload.replica_groups is not None:
         raise InputError(
@@ -73,7 +74,7 @@ def run(
     names = plan_names(plans)
     job = Job(
         setting.workload,
-        {name: item.plan for name, item in zip(names, predictions, strict=True)},
+        {name: item.sharding_plan for name, item in zip(names, predictions, strict=True)},
         backend,
         rounds,
         block,
@@ -97,7 +98,7 @@ def run(
     )
     view = None
     if rows is not None:
-        predicted = {name: item.prediction for name, item in zip(names, predictions, strict=True)}
+        predicted = dict(zip(names, predictions, strict=True))
         paths = dict(zip(names, map(str, plans), strict=True))
         view = run_view(rows, paths, predicted, setting.hardware_name)
     if join is not None:

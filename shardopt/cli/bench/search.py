@@ -26,6 +26,7 @@ def search(
     """
     from search.stop import Stop
     from shardopt.api.cache import versions
+    from shardopt.api.document import finite
     from shardopt.api.setting import resolve
     from shardopt.bench.job import check_layers
     from shardopt.cli.output import note, words_of
@@ -55,7 +56,7 @@ def search(
     view = planners_view(comparison)
     head = {**setting.facts(), "seed": seed, "effort": effort, "repeat": repeat}
     return View(
-        {**head, **view.data, "versions": versions()},
+        {**head, **finite(view.data), "versions": versions()},
         [setting_facts(setting), *view.full],
         view.brief,
     )

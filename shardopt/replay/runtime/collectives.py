@@ -17,7 +17,7 @@ from .matching import IN_PLACE, ROOTED, CollectiveCall, Plan, plans
 TIMEOUT = timedelta(minutes=5)
 
 
-class Collectives:
+class RankCollectives:
     """Collectives of a rank.
 
     The ranks exchange their lists once, and each computes which collectives meet

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .checks import COMMS, refuse
-from .collectives import Collectives, EndedCollective
+from .collectives import EndedCollective, RankCollectives
 from .settings import device, settings
 from .tensors import ON_CPU, difference, like
 
@@ -22,16 +22,16 @@ class Ops:
     """Ops that a program names; each is tried once before it is timed."""
 
     def __init__(self) -> None:
-        self.named: dict[str, Op] = {}
-        self.collectives: Collectives | None = None
+        self.named: dict[str, RunnableOp] = {}
+        self.collectives: RankCollectives | None = None
         for module in settings.imports:
             try:
                 importlib.import_module(module)
             except ImportError as error:
                 refuse(f"--import {module}: {error}; put its folder on PYTHONPATH")
 
-    def __call__(self, name: str, overload: str) -> Op:
-        op = Op(f"{name}.{overload}", _find(name, overload))
+    def __call__(self, name: str, overload: str) -> RunnableOp:
+        op = RunnableOp(f"{name}.{overload}", _find(name, overload))
         if device.type == "cpu" and name in ON_CPU and not isinstance(op.function, str):
             op.runs_as, op.function = ON_CPU[name]
         self.named[op.name] = op
@@ -45,14 +45,14 @@ class Ops:
             if op.runs_as and op.calls and not op.skipped
         ]
 
-    def collective(self, kind: str) -> Op:
+    def collective(self, kind: str) -> RunnableOp:
         """Register a collective of `torch.distributed` under c10d's name."""
 
         def run(*arguments: Any, group: int) -> Any:
             assert self.collectives is not None
             return self.collectives.run(kind, arguments, group)
 
-        op = self.named[COMMS + kind] = Op(COMMS + kind, run)
+        op = self.named[COMMS + kind] = RunnableOp(COMMS + kind, run)
         return op
 
     @staticmethod
@@ -89,7 +89,7 @@ def _find(name: str, overload: str) -> Callable[..., Any] | str:
         return "is not installed here"
 
 
-class Op:
+class RunnableOp:
     """An op by name that counts its calls, so that each meets its record of the trace."""
 
     def __init__(self, name: str, function: Callable[..., Any] | str) -> None:

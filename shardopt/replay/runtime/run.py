@@ -23,8 +23,8 @@ import torch
 
 from .capture import capture
 from .checks import COMMS, LOST, REFUSED, naming, parts_of, read, refuse
-from .collectives import Collectives, Works, gather
-from .ops import Op, Ops
+from .collectives import RankCollectives, Works, gather
+from .ops import Ops, RunnableOp
 from .settings import HOME, data, device, is_selected, rank, reports, settings
 from .tensors import available_bytes, like, make_all, needed_bytes, too_large
 
@@ -106,7 +106,7 @@ def _main(iteration: Sequence[Any], ops: Ops) -> None:
             alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
             together = not alone or any(map(is_comm, mine["calls"]))
             if together:
-                ops.collectives = Collectives(mine["groups"], device)
+                ops.collectives = RankCollectives(mine["groups"], device)
                 ops.collectives.start()
             replay = Replay(iteration, ops, mine)
             _check(replay, together)
@@ -288,7 +288,7 @@ class Replay:
         for (_, part), _ in self.parts:
             names = part.__globals__
             for name, value in list(names.items()):
-                if isinstance(value, Op):
+                if isinstance(value, RunnableOp):
                     names[name] = value.settle()
 
     def coverage(self) -> dict[str, Any]:

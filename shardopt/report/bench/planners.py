@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from shardopt.bench.planners import COMMAND, SEARCH, TORCHREC, Answer, Comparison
-from shardopt.formatting import (
-    at_most,
-    gap_of,
-    hbm_use,
-    memory_title,
-    ms,
-    number,
-    picked,
-    times,
-    type_mix,
-)
+from shardopt.api.document import JsonObject, PredictedPlan, Tables, key
+from shardopt.bench.planners import COMMAND, SEARCH, TORCHREC, Comparison, PlannerResult
+from shardopt.formatting import at_most, gap_of, ms, number, times, type_mix
 from shardopt.measure.sampling import Samples
-from shardopt.report.blocks import Block, Grid, Heading, View
-from shardopt.report.prediction import misfit_text, prediction_object, tables_object
+from shardopt.report.blocks import Block, Heading, TextTable, View
+from shardopt.report.prediction import memory_title, memory_use, misfit_text
 
 _WHAT = {
     SEARCH: "the search alone",
@@ -28,63 +20,83 @@ _WHAT = {
 _KEYS = {SEARCH: "shardopt_search", COMMAND: "shardopt_plan", TORCHREC: "torchrec_planner"}
 
 
+class PlannerPlan(PredictedPlan):
+    """Plan of a planner, predicted by shardopt."""
+
+    fits: bool = key("By shardopt's count of memory.")
+    sharding: str = key("Tables by type.")
+    tables: Tables = key("As in a plan file.")
+    lower_bound_ms: float | None = key("Of the search; only its plan has this.", default=None)
+    gap: float | None = key("The same.", default=None)
+    stopped_by: str | None = key("The same.", default=None)
+    found_by: str | None = key("The same.", default=None)
+    rating_ms: float | None = key("TorchRec's own cost of its plan.", default=None)
+
+
+class PlannerTimes(JsonObject):
+    """Seconds of a planner."""
+
+    samples_s: list[float] = key("In the order measured.")
+    median_s: float
+    min_s: float
+    max_s: float
+    stable: bool | None = key("Null for a single sample.")
+
+
+class PlannersAnswer(JsonObject):
+    """``shardopt bench search``, without what names the setting."""
+
+    times: dict[str, PlannerTimes] = key(
+        "``shardopt_search``, ``shardopt_plan`` (the command in its own process), "
+        "``torchrec_planner``."
+    )
+    start_up_s: float = key("The command's median beyond the search's.")
+    ratio: float = key("TorchRec's median over that of ``shardopt_search``.")
+    significant: bool | None = key("Their samples do not overlap; null for a single sample.")
+    plans: dict[str, PlannerPlan | None] = key(
+        "``shardopt`` and ``torchrec``; null where there is none."
+    )
+    machine: dict[str, Any] = key("Where it was measured.")
+
+
 def planners_view(comparison: Comparison) -> View:
-    """``shardopt bench search``, without what names the setting.
-
-    Keys:
-        times: ``shardopt_search``, ``shardopt_plan`` (the command in its own process) and
-            ``torchrec_planner`` -> ``samples_s`` in the order measured, ``median_s``, ``min_s``,
-            ``max_s``, ``stable`` (null for a single sample).
-        start_up_s: the command's median beyond the search's.
-        ratio: TorchRec's median over that of ``shardopt_search``; ``significant`` tells whether
-            the samples of the two do not overlap (null for a single sample).
-        plans: ``shardopt`` and ``torchrec`` -> what a prediction holds, ``fits`` (by shardopt's
-            count of memory), ``sharding`` and ``tables`` as in a plan file; null where TorchRec
-            found none. ``shardopt`` has ``lower_bound_ms``, ``gap``, ``stopped_by``, ``found_by``;
-            ``torchrec`` has ``rating_ms``, its own cost of its plan.
-        machine: where it was measured.
-    """
+    """``shardopt bench search``."""
     result = comparison.result
-    ours, theirs = _answer_object(comparison.ours), _answer_object(comparison.theirs)
-    if ours is not None:
-        ours |= {
-            **picked(result, "lower_bound_ms", "stopped_by"),
-            "gap": gap_of(result.best.iteration_ms, result.lower_bound_ms),
-            "found_by": result.best.found_by,
-        }
-    data = {
-        "times": {_KEYS[name]: _samples_object(s) for name, s in comparison.times.items()},
-        "start_up_s": _start_up(comparison),
-        "ratio": comparison.times[TORCHREC].median_s / comparison.times[SEARCH].median_s,
-        "significant": _significant(comparison),
-        "plans": {
-            "shardopt": ours,
-            "torchrec": theirs and {**theirs, "rating_ms": comparison.rating_ms},
-        },
-        "machine": comparison.machine,
-    }
-    return View(data, [*_times(comparison), *_plans(comparison)], _headlines(comparison))
+    ours = _plan(
+        comparison.ours,
+        lower_bound_ms=result.lower_bound_ms,
+        stopped_by=result.stopped_by,
+        gap=gap_of(result.best.iteration_ms, result.lower_bound_ms),
+        found_by=result.best.found_by,
+    )
+    plans = {"shardopt": ours, "torchrec": _plan(comparison.theirs, rating_ms=comparison.rating_ms)}
+    answer = PlannersAnswer(
+        times={_KEYS[name]: _times_of(samples) for name, samples in comparison.times.items()},
+        start_up_s=_start_up(comparison),
+        ratio=comparison.times[TORCHREC].median_s / comparison.times[SEARCH].median_s,
+        significant=_significant(comparison),
+        plans=plans,
+        machine=comparison.machine,
+    )
+    return View(answer, [*_times(comparison), *_plans(comparison, plans)], _headlines(comparison))
 
 
-def _samples_object(samples: Samples) -> dict[str, Any]:
-    return {
-        "samples_s": list(samples.seconds),
-        "median_s": samples.median_s,
-        "min_s": min(samples.seconds),
-        "max_s": max(samples.seconds),
-        "stable": samples.stable,
-    }
+def _times_of(samples: Samples) -> PlannerTimes:
+    least, most = min(samples.seconds), max(samples.seconds)
+    return PlannerTimes(
+        samples_s=list(samples.seconds),
+        median_s=samples.median_s,
+        min_s=least,
+        max_s=most,
+        stable=samples.stable,
+    )
 
 
-def _answer_object(answer: Answer) -> dict[str, Any] | None:
-    if answer.plan is None or answer.prediction is None:
+def _plan(found: PlannerResult, **keys: Any) -> PlannerPlan | None:
+    if found.plan is None or found.prediction is None:
         return None
-    return {
-        **prediction_object(answer.prediction),
-        "fits": answer.fits,
-        "sharding": type_mix(answer.plan),
-        "tables": tables_object(answer.plan),
-    }
+    own = {"fits": found.fits, "sharding": type_mix(found.plan), "tables": found.plan}
+    return PlannerPlan.of(found.plan, found.prediction, **own, **keys)
 
 
 def _start_up(comparison: Comparison) -> float:
@@ -143,28 +155,26 @@ def _times(comparison: Comparison) -> list[Block]:
         notes.append(f"Load average before: {load[0]:.2f} on {comparison.machine['cores']} cores.")
     return [
         Heading("Plan time", aside if rounds > 1 else "one sample, so the spread is unknown"),
-        Grid(["<", ">s", "<min – max", "~what is timed"], rows),
+        TextTable(["<", ">s", "<min – max", "~what is timed"], rows),
         *notes,
     ]
 
 
-def _plans(comparison: Comparison) -> list[Block]:
+def _plans(comparison: Comparison, plans: Mapping[str, PlannerPlan | None]) -> list[Block]:
+    ours, theirs = plans["shardopt"], plans["torchrec"]
     rows = []
-    best = comparison.ours.prediction
-    for name, answer in (("shardopt", comparison.ours), ("torchrec", comparison.theirs)):
-        prediction = answer.prediction
-        if answer.plan is None or prediction is None or best is None:
+    for name, plan in plans.items():
+        if plan is None or ours is None:
             rows.append((name, "-", "found no plan", "-", "-", "-"))
             continue
-        ratio = times(prediction.iteration_ms / best.iteration_ms)
         rows.append(
             (
                 name,
-                number(prediction.iteration_ms),
-                "" if answer is comparison.ours else ratio,
-                hbm_use(prediction.memory),
-                "yes" if answer.fits else "no",
-                type_mix(answer.plan),
+                number(plan.iteration_ms),
+                "" if plan is ours else times(plan.iteration_ms / ours.iteration_ms),
+                memory_use(plan.memory),
+                "yes" if plan.fits else "no",
+                plan.sharding,
             )
         )
     gap = gap_of(comparison.result.best.iteration_ms, comparison.result.lower_bound_ms)
@@ -174,12 +184,8 @@ def _plans(comparison: Comparison) -> list[Block]:
             f"TorchRec rates its own plan at {number(comparison.rating_ms)} ms: the largest sum of "
             "shard costs on a rank, which is not an iteration time."
         )
-    if comparison.theirs.prediction is not None and not comparison.theirs.fits:
-        notes.append(f"TorchRec's plan {misfit_text(comparison.theirs.prediction)}.")
-    kind = (
-        "memory GiB"
-        if comparison.ours.prediction is None
-        else memory_title(comparison.ours.prediction.memory)
-    )
+    if theirs is not None and not theirs.fits:
+        notes.append(f"TorchRec's plan {misfit_text(theirs)}.")
+    kind = "memory GiB" if ours is None else memory_title(ours.memory)
     columns = ["<planner", ">ms", "<", f">{kind}", "<fits", "~sharding"]
-    return [Heading("Plans", "both predicted by shardopt"), Grid(columns, rows), *notes]
+    return [Heading("Plans", "both predicted by shardopt"), TextTable(columns, rows), *notes]

@@ -6,52 +6,76 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.predict import Prediction
+from shardopt.api.document import JsonObject, PredictedPlan, key
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.run import warmup_words
 from shardopt.bench.summary import PlanSummary, reference_rounds, summaries
-from shardopt.formatting import interval, number, percent, picked, plural, times
-from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.formatting import interval, number, percent, plural, times
+from shardopt.report.blocks import Block, Heading, TextTable, View
 
 BUSY_CORES = 0.15
 """Cores busy with other work that are worth a warning."""
 
 
+class RunRow(JsonObject):
+    """A measured plan."""
+
+    plan: str = key("Path as given.")
+    samples_ms: list[float] = key("Of rank 0, in the order measured.")
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    rounds_ms: list[float] = key("Medians by round.")
+    round_spread: float = key("Slowest round over the fastest, less one.")
+    ranks_median_ms: list[float]
+    stable: bool | None
+    ratio: float | None = key("To the first plan; null for the first, as are the next two.")
+    ratio_interval: tuple[float, float] | None = key("Null with fewer than 6 rounds, too.")
+    significant: bool | None
+    predicted_ms: float
+    predicted_interval_ms: tuple[float, float]
+
+
+class RunAnswer(JsonObject):
+    """``shardopt bench run``."""
+
+    model: Any = key("This and the next two as in the rows file.")
+    settings: Any
+    sessions: Any
+    rounds: int
+    rows: list[RunRow] = key("A plan each.")
+    reference: dict[str, Any] = key(
+        "Kernel -> ``rounds_ms`` and ``median_ms`` of fixed work timed in the same rounds."
+    )
+    other_cores: list[float | None] = key("Cores busy with something else, by round.")
+    hardware: str = key("Profile that the predictions are from.")
+
+
 def run_view(
     rows: BenchRows,
     paths: Mapping[str, str],
-    predicted: Mapping[str, Prediction],
+    predicted: Mapping[str, PredictedPlan],
     hardware: str,
 ) -> View:
     """``shardopt bench run``.
 
     Args:
         hardware: name of the profile that the predictions are from.
-
-    Keys:
-        rows: a plan each: ``plan`` (the path as given), ``samples_ms`` (rank 0's, in the order
-            measured), ``median_ms``, ``p10_ms``, ``p90_ms``, ``rounds_ms`` (medians),
-            ``round_spread`` (slowest round over fastest - 1), ``ranks_median_ms``, ``stable``,
-            ``ratio`` to the first plan, ``ratio_interval``, ``significant`` (all three null for
-            the first; the interval also with fewer than 6 rounds), ``predicted_ms``,
-            ``predicted_interval_ms``.
-        reference: kernel -> ``rounds_ms``, ``median_ms``: fixed work timed in the same rounds.
-        other_cores: by round, how many cores were busy with something else (or null).
-        model, settings, sessions: as in the rows file.
-        hardware: as given.
     """
     plans, reference = summaries(rows), reference_rounds(rows)
-    data = {
-        **picked(rows, "model", "settings", "sessions"),
-        "rounds": len(rows.rounds),
-        "rows": [_row(item, paths[item.name], predicted[item.name]) for item in plans],
-        "reference": {
+    answer = RunAnswer(
+        model=rows.model,
+        settings=rows.settings,
+        sessions=rows.sessions,
+        rounds=len(rows.rounds),
+        rows=[_row(item, paths[item.name], predicted[item.name]) for item in plans],
+        reference={
             kernel: {"median_ms": statistics.median(rounds), "rounds_ms": rounds}
             for kernel, rounds in reference.items()
         },
-        "other_cores": [r["other_cores"] for r in rows.rounds],
-        "hardware": hardware,
-    }
+        other_cores=[r["other_cores"] for r in rows.rounds],
+        hardware=hardware,
+    )
     count = f"{plural(len(rows.rounds), 'round')} of {rows.settings['block']} iterations"
     link = rows.settings.get("link_gbit_s")
     over = rows.settings["backend"] + ("" if link is None else f" over {link:g} Gbit/s")
@@ -61,31 +85,35 @@ def run_view(
     cells = [_cells(item, predicted[item.name], several=several) for item in plans]
     report: list[Block] = [
         Heading("Measured", f"ms per iteration on {over}, {count}"),
-        Grid(columns, cells),
+        TextTable(columns, cells),
         *run_words(rows, plans),
         f"Predictions use profile {hardware}, which was not fitted on these samples. Absolute "
         "times drift with the machine, so ratios are the fairer test.",
     ]
-    return View(data, report, report)
+    return View(answer, report, report)
 
 
-def _row(item: PlanSummary, path: str, prediction: Prediction) -> dict[str, Any]:
+def _row(item: PlanSummary, path: str, predicted: PredictedPlan) -> RunRow:
     ratio, (low, high) = item.ratio, item.p10_p90_ms
-    return {
-        "plan": path,
-        **picked(item, "samples_ms", "median_ms"),
-        "p10_ms": low,
-        "p90_ms": high,
-        **picked(item, "rounds_ms", "round_spread", "ranks_median_ms", "stable"),
-        "ratio": ratio and ratio.value,
-        "ratio_interval": list(ratio.interval) if ratio and ratio.interval else None,
-        "significant": ratio and ratio.significant,
-        "predicted_ms": prediction.iteration_ms,
-        "predicted_interval_ms": list(prediction.interval_ms),
-    }
+    return RunRow(
+        plan=path,
+        samples_ms=item.samples_ms,
+        median_ms=item.median_ms,
+        p10_ms=low,
+        p90_ms=high,
+        rounds_ms=item.rounds_ms,
+        round_spread=item.round_spread,
+        ranks_median_ms=item.ranks_median_ms,
+        stable=item.stable,
+        ratio=ratio and ratio.value,
+        ratio_interval=ratio and ratio.interval,
+        significant=ratio and ratio.significant,
+        predicted_ms=predicted.iteration_ms,
+        predicted_interval_ms=predicted.interval_ms,
+    )
 
 
-def _cells(item: PlanSummary, prediction: Prediction, *, several: bool) -> list[str]:
+def _cells(item: PlanSummary, prediction: PredictedPlan, *, several: bool) -> list[str]:
     cells = [item.name, number(item.median_ms), interval(item.p10_p90_ms)]
     cells.append(f"± {percent(item.round_spread / 2)}")
     ratio, value = item.ratio, prediction.iteration_ms

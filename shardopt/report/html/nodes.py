@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from xml.etree.ElementTree import Element, tostring
 
-from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Legend, Line
+from shardopt.report.blocks import Bar, Block, Cell, Heading, Legend, Line, TextTable
 
 Child = Element | str
 
@@ -69,7 +69,7 @@ def prose(text: str) -> list[Child]:
 
 def element(block: Block) -> Element:
     """A block that is no heading."""
-    if isinstance(block, Grid):
+    if isinstance(block, TextTable):
         return node("div", grid(block), class_="scroll")
     if isinstance(block, Legend):
         keys = (
@@ -83,7 +83,7 @@ def element(block: Block) -> Element:
     return node("p", *prose(block))
 
 
-def grid(table: Grid) -> Element:
+def grid(table: TextTable) -> Element:
     """A table, whose rows are sorted by a click on a title if it has a name."""
     columns = table.columns or ("<", "~")
     body = [

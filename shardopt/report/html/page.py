@@ -9,9 +9,9 @@ from xml.etree.ElementTree import Element
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.workload import Table
 from predictor.units import format_bytes
+from shardopt.api.document import ExplainAnswer
 from shardopt.api.setting import Setting
 from shardopt.explain.differences import table_diffs
-from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.formatting import (
     KIND_WORDS,
     covered,
@@ -26,7 +26,7 @@ from shardopt.formatting import (
     type_mix,
 )
 from shardopt.report.advice import advice, none_saves
-from shardopt.report.blocks import Bar, Cell, Grid, Line
+from shardopt.report.blocks import Bar, Cell, Line, TextTable
 from shardopt.report.constraints import constraints, constraints_words
 from shardopt.report.explain import critical_path, in_words, single_changes, what_if
 from shardopt.report.hardware import error_words, iteration_words
@@ -49,84 +49,73 @@ MAX_OTHERS = 4
 """Other plans whose sharding is shown in the plan table where it differs."""
 
 
-def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]) -> str:
+def page(answer: ExplainAnswer, versions: Mapping[str, str]) -> str:
     """The page: needs no network and no other file, readable without scripts; names are escaped."""
-    predicted, device = explanation.subject, setting.hardware.device
-    prediction = predicted.prediction
+    workload = answer.setting.workload
     head = node(
         "head",
         node("meta", charset="utf-8"),
         node("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        node("title", f"{setting.workload.name}: {predicted.name}"),
+        node("title", f"{workload.name}: {answer.plan}"),
         node("style", _file("page.css")),
     )
+    prices = answer.constraints
     body = node(
         "body",
-        node("header", *_header(setting, explanation)),
+        node("header", *_header(answer)),
         *sections(
             [
-                *advice(explanation.advised, device),
-                *constraints(predicted.constraint_costs),
-                *constraints_words(predicted.constraint_costs),
-                *single_changes(explanation),
+                *advice(answer, answer.setting.hardware.device),
+                *([] if prices is None else constraints(prices)),
+                *([] if prices is None else constraints_words(prices)),
+                *single_changes(answer),
             ]
         ),
-        *(sections(side_by_side(explanation.plans)) if explanation.others else ()),
-        _breakdown(explanation),
-        section(
-            "Timeline", TIMELINE, timeline(predicted.prediction, predicted.plan.local_world_size)
-        ),
-        *sections(
-            [
-                *ranks(prediction),
-                *critical_path(prediction),
-                *what_if(explanation),
-            ]
-        ),
-        plan_section(setting, explanation),
-        _provenance(setting, explanation.critical_groups),
-        _footer(setting, versions),
+        *(sections(side_by_side(answer.plans)) if answer.others else ()),
+        _breakdown(answer),
+        section("Timeline", TIMELINE, timeline(answer.prediction, answer.local_world_size)),
+        *sections([*ranks(answer), *critical_path(answer), *what_if(answer)]),
+        plan_section(answer),
+        _provenance(answer),
+        _footer(answer.setting, versions),
         node("div", id="tip", role="status"),
         node("script", _file("page.js")),
     )
     return text_of(node("html", head, body, lang="en"))
 
 
-def _header(setting: Setting, explanation: Explanation) -> list[Element]:
+def _header(answer: ExplainAnswer) -> list[Element]:
     """The name, what is predicted for, the three answers, and what they rest on."""
-    predicted = explanation.subject
-    answers = _time(predicted), _proved(explanation), _best_advice(explanation)
-    (_, tables), *facts_below = setting_facts(setting).rows
-    facts = node("div", grid(Grid((), [("model", tables), *facts_below])), class_="facts")
-    title = node("h1", setting.workload.name, " ", node("small", predicted.name))
-    return [title, facts, node("div", *answers, class_="answers"), _caveats(explanation)]
+    answers = _time(answer), _proved(answer), _best_advice(answer)
+    (_, tables), *facts_below = setting_facts(answer.setting).rows
+    facts = node("div", grid(TextTable((), [("model", tables), *facts_below])), class_="facts")
+    title = node("h1", answer.setting.workload.name, " ", node("small", answer.plan))
+    return [title, facts, node("div", *answers, class_="answers"), _caveats(answer)]
 
 
 def _answer(title: str, figure: str, *lines: Element) -> Element:
     return node("article", node("h2", title), node("p", figure, class_="figure"), *lines)
 
 
-def _time(predicted: PredictedPlan) -> Element:
-    prediction = predicted.prediction
+def _time(answer: ExplainAnswer) -> Element:
     lines = [
-        node("p", f"per iteration; 90 % interval {interval(prediction.interval_ms)} ms"),
-        node("p", type_mix(predicted.plan), class_="dim"),
+        node("p", f"per iteration; 90 % interval {interval(answer.interval_ms)} ms"),
+        node("p", type_mix(answer.sharding_plan), class_="dim"),
     ]
-    misfit = misfit_text(prediction)
+    misfit = misfit_text(answer)
     if misfit:
         lines.insert(0, element(Line(f"The plan {misfit}.", "red")))
-    return _answer("Predicted time", ms(prediction.iteration_ms), *lines)
+    return _answer("Predicted time", ms(answer.iteration_ms), *lines)
 
 
-def _proved(explanation: Explanation) -> Element:
+def _proved(answer: ExplainAnswer) -> Element:
     """Say how far the plan is from the best one at most, or what is known instead."""
-    predicted = explanation.subject
-    bound, best = predicted.bound_ms, next(iter(explanation.changes.helpful), None)
-    tried = node("p", *prose(f"{explanation.changes.none_words}."), class_="dim")
+    bound, best = answer.lower_bound_ms, next(iter(answer.changes.found), None)
+    tried = node("p", *prose(f"{answer.changes.none_words}."), class_="dim")
     if best is not None:
-        share = percent(best.saving_ms / predicted.prediction.iteration_ms)
+        share = percent(best.saving_ms / answer.iteration_ms)
         tried = node("p", f"The best single change of the plan saves {share}.", class_="dim")
-    gap = None if bound is None else gap_of(predicted.prediction.iteration_ms, bound)
+    gap = None if bound is None else gap_of(answer.iteration_ms, bound)
     if bound is None or gap is None:
         why = (
             "The plan comes without a bound for this model and machine; `shardopt plan` finds one."
@@ -141,31 +130,25 @@ def _proved(explanation: Explanation) -> Element:
     return _answer("Distance from optimal", figure, claim, tried)
 
 
-def _best_advice(explanation: Explanation) -> Element:
-    advised = explanation.advised
-    if advised is None:
+def _best_advice(answer: ExplainAnswer) -> Element:
+    if answer.advice_considered is None:
         return _answer("Best advice", "none", node("p", "No settings were tried."))
-    if not advised.advice:
-        return _answer("Best advice", "none", element(none_saves(advised)))
-    best = advised.advice[0]
-    change = node("p", "of the time per sample, by ", node("code", best.steps[0].label))
+    if not answer.advice:
+        return _answer("Best advice", "none", element(none_saves(answer.advice_considered)))
+    best = answer.advice[0]
+    change = node("p", "of the time per sample, by ", node("code", best.label))
     costs = node("p", ", ".join(best.costs), class_="dim")
     return _answer("Best advice", f"-{percent(best.gain)}", change, costs)
 
 
-def _caveats(explanation: Explanation) -> Element:
+def _caveats(answer: ExplainAnswer) -> Element:
     """Say what the prediction rests on; what may make it wrong is folded away below."""
-    predicted = explanation.subject
-    based = prose(based_on(predicted.prediction))
+    based = prose(based_on(answer))
     more = [
-        *(f"{doubt}." for doubt in predicted.doubts),
-        *(f"{other.name}: {doubt}." for other in explanation.others for doubt in other.doubts),
-        *deciding_lines(explanation.deciding),
-        *(
-            note
-            for note in doubts(predicted.prediction)
-            if not isinstance(note, Line) or note.style != "red"
-        ),
+        *(f"{doubt}." for doubt in answer.doubts),
+        *(f"{other.plan}: {doubt}." for other in answer.others for doubt in other.doubts),
+        *deciding_lines(answer.deciding),
+        *(note for note in doubts(answer) if not isinstance(note, Line) or note.style != "red"),
     ]
     if not more:
         return node("p", *based, class_="dim caveats")
@@ -173,20 +156,19 @@ def _caveats(explanation: Explanation) -> Element:
     return node("details", node("summary", *based, count), *map(element, more), class_="caveats")
 
 
-def _breakdown(explanation: Explanation) -> Element:
+def _breakdown(answer: ExplainAnswer) -> Element:
     """The critical path as one bar, in words and by phase."""
-    prediction = explanation.subject.prediction
     parts = [
         (part, phase, f"{phase_words(phase)}\n{ms(part)}")
-        for phase, part in prediction.breakdown.items()
+        for phase, part in answer.breakdown.items()
     ]
-    words = [node("li", *prose(sentence)) for sentence in in_words(explanation)]
+    words = [node("li", *prose(sentence)) for sentence in in_words(answer)]
     return section(
         "Where the time goes",
-        f"{explanation.subject.name}, along its critical path",
-        bar(Bar(parts, prediction.iteration_ms)),
+        f"{answer.plan}, along its critical path",
+        bar(Bar(parts, answer.iteration_ms)),
         node("ul", *words),
-        *map(element, breakdown(prediction)),
+        *map(element, breakdown(answer)),
     )
 
 
@@ -194,9 +176,9 @@ def _file(name: str) -> str:
     return (resources.files("shardopt.report.html") / name).read_text(encoding="utf-8")
 
 
-def _provenance(setting: Setting, critical: frozenset[str]) -> Element:
+def _provenance(answer: ExplainAnswer) -> Element:
     """A row for each group of constants; ranges and sources are folded away below."""
-    hardware = setting.hardware
+    hardware, critical = answer.setting.hardware, answer.critical_groups
     columns = ["<constants", "<on the critical path", ">1 sigma", "~provenance", "~known error"]
     rows, sources = [], []
     for name, group in hardware.groups.items():
@@ -221,7 +203,7 @@ def _provenance(setting: Setting, critical: frozenset[str]) -> Element:
             node("p", f"Whole iterations on {hardware.name} {text}.")
             for text in iteration_words(hardware)
         ),
-        element(Grid(columns, rows)),
+        element(TextTable(columns, rows)),
         node("div", *sources, class_="sources"),
     )
 
@@ -235,27 +217,26 @@ def _footer(setting: Setting, versions: Mapping[str, str]) -> Element:
     return node("footer", node("p", *prose(" · ".join(facts))))
 
 
-def plan_section(setting: Setting, explanation: Explanation) -> Element:
+def plan_section(answer: ExplainAnswer) -> Element:
     """The table of the explained plan, which sorts and filters, and what differs in the others."""
-    predicted, further = explanation.subject, explanation.others[:MAX_OTHERS]
-    workload = setting.workload
+    further, workload = answer.others[:MAX_OTHERS], answer.setting.workload
     columns = ["<table", ">rows", ">dim", ">ids/sample", "<type", "<kernel", ">shards", "~ranks"]
     columns += [
         ">weights",
         ">forward ms",
         ">backward ms",
-        *(f"~in {plan.name}" for plan in further),
+        *(f"~in {plan.plan}" for plan in further),
     ]
-    differing = [_differing(predicted.plan, other.plan) for other in further]
+    differing = [_differing(answer.sharding_plan, other.sharding_plan) for other in further]
     rows = []
     for key, table in zip(workload.keys, workload.tables, strict=True):
-        row = _row(key, table, predicted.plan.tables[key], *explanation.table_times[key])
+        row = _row(key, table, answer.sharding_plan.tables[key], *answer.table_times[key])
         rows.append([*row, *(sharding_of.get(key, "same") for sharding_of in differing)])
     aside = f"{plural(len(rows), 'table')}; times of a table's shards alone, on the slowest rank"
-    if len(explanation.others) > MAX_OTHERS:
-        aside += f", with the first {MAX_OTHERS} of {len(explanation.others)} other plans"
-    drawn = element(Grid(columns, rows, name=PLAN_TABLE))
-    return section("Plan", aside, _filters(predicted.plan), drawn)
+    if len(answer.others) > MAX_OTHERS:
+        aside += f", with the first {MAX_OTHERS} of {len(answer.others)} other plans"
+    drawn = element(TextTable(columns, rows, name=PLAN_TABLE))
+    return section("Plan", aside, _filters(answer.sharding_plan), drawn)
 
 
 def _filters(plan: ShardingPlan) -> Element:

@@ -95,7 +95,7 @@ def timeline(prediction: Prediction, local_world_size: int) -> Element:
         local_world_size: ranks per host.
     """
     first = _first_ranks(prediction, local_world_size)
-    ranks = sorted({time.rank for time in selected(prediction, MAX_RANKS)} | first)
+    ranks = sorted({time.rank for time in selected(prediction.per_rank, MAX_RANKS)} | first)
     shown = set(ranks)
     all_spans = [span for span in spans(prediction) if span.rank in shown]
     drawn = sorted(all_spans, key=lambda s: -s.duration_ms)[:MAX_SPANS]
@@ -148,7 +148,7 @@ def _first_ranks(prediction: Prediction, local: int) -> set[int]:
     path = _time_on_path(prediction)
     worst = max(path, key=lambda rank: (path[rank], -rank), default=0)
     host = range(worst // local * local, worst // local * local + local)
-    extremes = {time.rank for time in selected(prediction, 2)}
+    extremes = {time.rank for time in selected(prediction.per_rank, 2)}
     return {worst, *path, *extremes, *host[:MAX_HOST]}
 
 

@@ -49,11 +49,11 @@ def test_wide_results_slow_a_p100_and_never_speed_it_up() -> None:
 def test_profiles_are_written_where_asked(tmp_path: Path) -> None:
     assert main(["fit", "derive", str(tmp_path)]) == 0
     assert {path.stem for path in tmp_path.iterdir()} == set(NAMES)
-    kept, changed = tmp_path / "a30.yaml", tmp_path / "l4.yaml"
-    kept.write_text(f"# a note of mine\n{kept.read_text()}")
+    unchanged, changed = tmp_path / "a30.yaml", tmp_path / "l4.yaml"
+    unchanged.write_text(f"# a note of mine\n{unchanged.read_text()}")
     changed.write_text(changed.read_text().replace("sms: 58", "sms: 57"))
     assert main(["fit", "derive", str(tmp_path)]) == 0
-    assert kept.read_text().startswith("# a note of mine")
+    assert unchanged.read_text().startswith("# a note of mine")
     assert "sms: 58" in changed.read_text()
     assert main(["fit", "derive", str(tmp_path / "none")]) == 2
     assert main(["fit", "derive"]) == 2

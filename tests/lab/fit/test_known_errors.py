@@ -42,8 +42,8 @@ def test_shipped_profiles_state_what_the_suites_compute() -> None:
 @pytest.mark.slow
 def test_shipped_profiles_state_what_the_excerpts_show() -> None:
     """The excerpts hold a quarter of GEMM's test rows; all else is complete."""
-    found = computed(EXCERPTS)
-    for name, facts in found.items():
+    errors = computed(EXCERPTS)
+    for name, facts in errors.items():
         stated = Facts.stated(load_hardware(name))
         assert stated.of_group(INTRA) == facts.of_group(INTRA), f"{name}: run {COMMAND}"
         assert shown(stated) == shown(facts), f"{name}: run {COMMAND}"
@@ -52,7 +52,7 @@ def test_shipped_profiles_state_what_the_excerpts_show() -> None:
         assert bool(of_all["error"]) == bool(of_sample["error"])
         for key in ("mean", "geomean") if of_all["error"] else ():
             assert of_sample["error"][key] == pytest.approx(of_all["error"][key], rel=0.25), name
-    assert sum(bool(facts.of_group("gemm")["error"]) for facts in found.values()) >= 8
+    assert sum(bool(facts.of_group("gemm")["error"]) for facts in errors.values()) >= 8
 
 
 @pytest.mark.slow
@@ -132,18 +132,18 @@ ERROR = KnownError(suite="gemm", rows="some: rows", n=3, mean=0.25, geomean=0.12
     ],
 )
 def test_one_key_changes_and_nothing_else(path: list[str], value: object) -> None:
-    made = set_key(TEXT, path, value)
-    wanted = yaml.safe_load(TEXT)
-    at = wanted
+    changed = set_key(TEXT, path, value)
+    expected = yaml.safe_load(TEXT)
+    at = expected
     for key in path[:-1]:
         at = at[key]
     at[path[-1]] = value
-    assert yaml.safe_load(made) == wanted
-    assert made.startswith("# by hand\nname: x  # a name\n")
-    assert set_key(made, path, value) == made
-    gone = set_key(made, path, None)
+    assert yaml.safe_load(changed) == expected
+    assert changed.startswith("# by hand\nname: x  # a name\n")
+    assert set_key(changed, path, value) == changed
+    restored = set_key(changed, path, None)
     del at[path[-1]]
-    assert yaml.safe_load(gone) == wanted
+    assert yaml.safe_load(restored) == expected
 
 
 def test_a_new_key_stands_where_it_is_asked_for() -> None:
@@ -161,7 +161,7 @@ def test_stated_figures_written_again_change_nothing(name: str) -> None:
     if text.startswith("base:") or "\nbase:" in text:
         return  # what it takes from there keeps its facts
     bare = parse_hardware(with_facts(text, GROUP_NAMES, Facts()), name)
-    told = Facts.stated(bare)
-    assert not told.iterations
-    assert not any(any(told.of_group(group).values()) for group in GROUP_NAMES)
+    facts = Facts.stated(bare)
+    assert not facts.iterations
+    assert not any(any(facts.of_group(group).values()) for group in GROUP_NAMES)
     assert bare.gemm.tflops == profile.gemm.tflops

@@ -25,10 +25,10 @@ def test_bytes_past_a_nic_cost_what_rings_over_two_hosts_did(folder: Path) -> No
     shipped = load_hardware("h100-sxm").collectives.inter
     assert shipped.nic_gbit_s == RDMA_GBIT_S
     for op in ("all_reduce", "reduce_scatter", "all_gather"):
-        found, curve = getattr(shipped, op), curves[op]
-        assert found.edge_mib == curve.edge_mib
-        assert found.us_per_mib == pytest.approx(curve.us_per_mib, rel=1e-3)
-        assert latency_ms(found, 4) == pytest.approx(latency_ms(curve, 4))
+        fitted, curve = getattr(shipped, op), curves[op]
+        assert fitted.edge_mib == curve.edge_mib
+        assert fitted.us_per_mib == pytest.approx(curve.us_per_mib, rel=1e-3)
+        assert latency_ms(fitted, 4) == pytest.approx(latency_ms(curve, 4))
     slower = load_hardware("a100-80gb").collectives.inter
     assert slower.all_gather.us_per_mib[-1] == pytest.approx(2 * curve.us_per_mib[-1], rel=1e-3)
 
@@ -43,10 +43,10 @@ def test_slingshot_and_tcpx_follow_their_rows(folder: Path) -> None:
     assert node.inter.all_gather.latency_per_rank_us == pytest.approx(curve.latency_us, rel=1e-2)
     shipped = Network("tcpx").joins(load_hardware("h100-sxm")).collectives
     over_tcp, empty = tcpx(rows), latency_ms(shipped.intra.all_gather, 8) / us(1.0)
-    found = shipped.inter.all_gather
-    assert found.us_per_mib == pytest.approx(over_tcp.us_per_mib, rel=1e-3)
-    assert found.edge_mib == pytest.approx(over_tcp.edge_mib, rel=1e-3)
-    assert found.latency_us + empty == pytest.approx(over_tcp.latency_us, rel=1e-2)
+    link = shipped.inter.all_gather
+    assert link.us_per_mib == pytest.approx(over_tcp.us_per_mib, rel=1e-3)
+    assert link.edge_mib == pytest.approx(over_tcp.edge_mib, rel=1e-3)
+    assert link.latency_us + empty == pytest.approx(over_tcp.latency_us, rel=1e-2)
 
 
 @every_table

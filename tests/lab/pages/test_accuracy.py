@@ -67,8 +67,8 @@ def test_the_figures_are_those_that_the_suite_gives(suite: Suite) -> None:
     parts = report_object(suite.run(None if suite.committed else FULL))["parts"]
     with (ROOT / "docs" / "accuracy" / SUMMARY).open(newline="") as file:
         committed = {r["part"]: r for r in csv.DictReader(file) if r["suite"] == suite.name}
-    for name, found in parts.items():
-        assert int(committed[name]["n"]) == found["n"]
+    for name, figures in parts.items():
+        assert int(committed[name]["n"]) == figures["n"]
         for column, key in (("mean", "mape"), ("geomean", "geomean")):
-            if found[key] is not None:
-                assert float(committed[name][column]) == pytest.approx(found[key], abs=6e-5)
+            if figures[key] is not None:
+                assert float(committed[name][column]) == pytest.approx(figures[key], abs=6e-5)

@@ -18,8 +18,8 @@ def test_the_names_are_those_of_the_package() -> None:
 
 @pytest.mark.parametrize(("package", "name"), NAMES, ids=lambda part: part)
 def test_every_name_is_described(package: str, name: str) -> None:
-    found = definition(public_names(package)[name], name)
-    words = ast.get_docstring(found)
+    definition_ = definition(public_names(package)[name], name)
+    words = ast.get_docstring(definition_)
     assert words
     text = api_text()
     _, own, entry = text.partition(f"### {package}.{name}\n")

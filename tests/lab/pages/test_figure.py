@@ -33,8 +33,8 @@ def test_points_and_bars_are_where_the_times_are() -> None:
         LEFT_PANEL[1] - LEFT_PANEL[0]
     )
     bars = [float(r.get("height", 0)) for r in drawn.iter(f"{SVG}rect")][1:]
-    theirs, ours = (height for height in bars if height > 10)
-    assert theirs == pytest.approx(2 * ours, rel=0.01)
+    torchrecs, ours = (height for height in bars if height > 10)
+    assert torchrecs == pytest.approx(2 * ours, rel=0.01)
     words = [text.text for text in drawn.iter(f"{SVG}text")]
     assert "mean error 12.5 %" in words
     assert "2 plans under TorchRec, two CPU ranks" in words
@@ -51,11 +51,11 @@ def test_bars_are_of_plain_ranks(tmp_path: Path) -> None:
             {"batch": "c", "runtime": "plain"},
         ],
     }
-    for name, of in rows.items():
+    for name, task_rows in rows.items():
         with (tmp_path / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, of[0])
+            writer = csv.DictWriter(file, task_rows[0])
             writer.writeheader()
-            writer.writerows(of)
+            writer.writerows(task_rows)
     drawn = ElementTree.fromstring(figure_of_rows(tmp_path))
     words = [text.text for text in drawn.iter(f"{SVG}text")]
     assert "1 models on plain ranks: TorchRec's plan, ours" in words

@@ -34,7 +34,7 @@ ROWS, PAGE = ROOT / "configs/bench/search/rows.csv", ROOT / "docs/benchmarks.md"
 def row(
     instance: str, planner: str, ms: float | None, rating: float | None, **more: Any
 ) -> SearchRow:
-    made = SearchRow(
+    search_row = SearchRow(
         instance=instance,
         tables=100,
         gpus=8,
@@ -49,7 +49,7 @@ def row(
         machine="a machine",
         load=0.1,
     )
-    return replace(made, **more)
+    return replace(search_row, **more)
 
 
 OURS = {"bound_ms": 7.5, "incumbents": ((0.5, 10.0), (2.0, 8.0))}
@@ -78,17 +78,17 @@ FIELDS = rows_by_instance([*BETTER, *WORSE, *ONLY_OURS, *NOT_RUN, *MISFIT])
 
 
 def test_against_one_planner_by_the_prediction() -> None:
-    found = against(FIELDS, TORCHREC, (SHARDOPT,), time_ms)
+    comparison = against(FIELDS, TORCHREC, (SHARDOPT,), time_ms)
     # w has no row of ours; v and z have no plan of theirs that fits
-    assert (found.instances, found.worse, found.only_ours) == (4, ["y"], 2)
-    assert found.gains == pytest.approx([0.2, -0.05])
-    assert found.median_gain == pytest.approx(0.075)
+    assert (comparison.instances, comparison.worse, comparison.only_ours) == (4, ["y"], 2)
+    assert comparison.gains == pytest.approx([0.2, -0.05])
+    assert comparison.median_gain == pytest.approx(0.075)
 
 
 def test_against_one_planner_by_the_rating() -> None:
-    found = against(FIELDS, TORCHREC, (RATED, RATED_SAME), rated_ms)
-    assert (found.instances, found.worse) == (3, ["y"])
-    assert max(found.gains) == pytest.approx(0.25)
+    comparison = against(FIELDS, TORCHREC, (RATED, RATED_SAME), rated_ms)
+    assert (comparison.instances, comparison.worse) == (3, ["y"])
+    assert max(comparison.gains) == pytest.approx(0.25)
 
 
 def test_no_plan_of_ours_where_they_have_one_is_worse() -> None:
@@ -98,15 +98,19 @@ def test_no_plan_of_ours_where_they_have_one_is_worse() -> None:
 
 def test_rounding_is_no_difference() -> None:
     fields = rows_by_instance([row("x", TORCHREC, 1.0, 1.0), row("x", SHARDOPT, 1.0 + 1e-12, 1.0)])
-    found = against(fields, TORCHREC, (SHARDOPT,), time_ms)
-    assert (found.gains, found.worse) == ([0.0], [])
+    comparison = against(fields, TORCHREC, (SHARDOPT,), time_ms)
+    assert (comparison.gains, comparison.worse) == ([0.0], [])
 
 
 def test_time_to_a_plan_as_good_as_torchrecs() -> None:
-    found = {one.instance: one for one in speed(FIELDS)}
-    assert (found["x"].as_good_s, found["x"].better_s, found["x"].theirs_s) == (0.5, 2.0, 10.0)
-    assert (found["y"].as_good_s, found["y"].better_s) == (None, None)
-    assert "z" not in found
+    by_instance = {speeds.instance: speeds for speeds in speed(FIELDS)}
+    assert (by_instance["x"].as_good_s, by_instance["x"].better_s, by_instance["x"].theirs_s) == (
+        0.5,
+        2.0,
+        10.0,
+    )
+    assert (by_instance["y"].as_good_s, by_instance["y"].better_s) == (None, None)
+    assert "z" not in by_instance
     assert speed(FIELDS, least_tables=101) == []
 
 
@@ -128,10 +132,12 @@ def test_the_page_names_what_is_worse() -> None:
 
 
 def test_the_page_warns_where_rows_are_not_of_one_state_of_the_code() -> None:
-    one = [replace(row, sources="a" if row.planner.startswith(TORCHREC) else "b") for row in BETTER]
-    assert "**Warning:**" not in benchmarks_text(one)
+    mixed = [
+        replace(row, sources="a" if row.planner.startswith(TORCHREC) else "b") for row in BETTER
+    ]
+    assert "**Warning:**" not in benchmarks_text(mixed)
     assert "do not say which state" in benchmarks_text(BETTER)
-    assert "different states" in benchmarks_text([*one[:-1], replace(one[-1], sources="c")])
+    assert "different states" in benchmarks_text([*mixed[:-1], replace(mixed[-1], sources="c")])
 
 
 def test_the_page_of_no_rows_says_so() -> None:

@@ -49,10 +49,10 @@ EXPECTED = f"""{",".join(EXPECTED_COLUMNS)}
 def folder(tmp_path: Path) -> Path:
     """Files with every part that the README shows."""
     with (tmp_path / SUMMARY).open("w", newline="") as file:
-        made = csv.writer(file)
-        made.writerow(COLUMNS)
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
         for suite in SUITES.values():
-            made.writerows(
+            writer.writerows(
                 (suite.name, part, 1, 12, 0.045, 0.027, 0.226, "")
                 for row in suite.readme
                 for part in row["parts"]
@@ -63,15 +63,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_each_table_goes_to_its_place(folder: Path) -> None:
-    found = readme_text(EMPTY, folder)
-    accuracy, gain = found.split("between")
+    text = readme_text(EMPTY, folder)
+    accuracy, gain = text.split("between")
     assert "| 12 | 4.5 % | 2.7 % | - |" in accuracy
     assert "| 12 / 12 / 12 | 4.5 / 4.5 / 4.5 % |" in accuracy, "all bands of a row"
     assert accuracy.count("\n| `") == sum(len(suite.readme) for suite in SUITES.values())
-    assert "stale" not in found
-    assert found.startswith("# Title\n")
-    assert found.endswith("end\n")
-    assert readme_text(found, folder) == found
+    assert "stale" not in text
+    assert text.startswith("# Title\n")
+    assert text.endswith("end\n")
+    assert readme_text(text, folder) == text
     calibrated = "| 12 | +2.9 % (+1.0 % to +4.8 %) | +5.8 % | 7 faster, 4 equal, 1 slower; -7.0 %"
     assert calibrated in gain
     assert "7.7 %" not in gain, "of a tuned runtime"

@@ -70,10 +70,10 @@ def test_an_answer_without_advice() -> None:
 
 
 def test_only_the_answer_of_the_plan_command_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(sample, "run", lambda words, _: asked.append(words) or ANSWER)
+    commands = []
+    monkeypatch.setattr(sample, "run", lambda words, _: commands.append(words) or ANSWER)
     text = with_sample(README, Path())
-    assert asked == ["plan model.yaml --gpus 8 -o plan.json"]
+    assert commands == ["plan model.yaml --gpus 8 -o plan.json"]
     assert text.startswith(README.partition("old")[0])
     assert text.endswith("Proved: no plan is faster.\n```\nmore\n")
     assert with_sample(text, Path()) == text

@@ -18,30 +18,31 @@ SMALL = Instance(tables=5, gpus=2, seed=1, fill=0.9)
 
 @pytest.mark.slow
 def test_every_stage_is_left_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, said = tmp_path / "rows.csv", []
-    found = ablate([SMALL], path, 0.05, said.append)
-    assert [row.without for row in found] == [*CHANGES]
-    assert len(said) == len(found)
-    for row in found:
+    path, messages = tmp_path / "rows.csv", []
+    ablated = ablate([SMALL], path, 0.05, messages.append)
+    assert [row.without for row in ablated] == [*CHANGES]
+    assert len(messages) == len(ablated)
+    for row in ablated:
         assert row.bound_ms is not None
         assert row.bound_ms <= row.iteration_ms
-    assert "annealing" not in {row.without: row for row in found}["annealing"].found_by
+    assert "annealing" not in {row.without: row for row in ablated}["annealing"].found_by
 
-    kept = read_rows(path, ABLATION_ROWS)
-    assert [(row.instance, row.without) for row in kept] == [(SMALL.name, n) for n in CHANGES]
+    stored = read_rows(path, ABLATION_ROWS)
+    assert [(row.instance, row.without) for row in stored] == [(SMALL.name, n) for n in CHANGES]
     monkeypatch.setattr(ablation, "solve", None)  # nothing is run again
-    assert ablate([SMALL], path, 0.05, said.append) == kept
+    assert ablate([SMALL], path, 0.05, messages.append) == stored
 
 
 def test_the_page_says_what_is_lost() -> None:
     def rows(instance: str, lost: float) -> list[AblationRow]:
-        whole = AblationRow(instance, WHOLE, 10.0, "annealing", 8.0, 1.0)
-        slower = replace(whole, iteration_ms=10.0 * (1 + lost))
-        return [whole, *(replace(slower, without=name) for name in CHANGES if name != WHOLE)]
+        complete = AblationRow(instance, WHOLE, 10.0, "annealing", 8.0, 1.0)
+        slower = replace(complete, iteration_ms=10.0 * (1 + lost))
+        return [complete, *(replace(slower, without=name) for name in CHANGES if name != WHOLE)]
 
-    gone = {"annealing": None}
+    without = {"annealing": None}
     lost = [
-        replace(row, iteration_ms=gone.get(row.without, row.iteration_ms)) for row in rows("x", 0.0)
+        replace(row, iteration_ms=without.get(row.without, row.iteration_ms))
+        for row in rows("x", 0.0)
     ]
     text = benchmarks_text([], [*rows("one", 0.0), *rows("two", 0.1), *lost])
     assert "| annealing | 5.00 % | 5.00 % | 10.00 % | two | 2 |" in text

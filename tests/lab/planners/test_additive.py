@@ -48,16 +48,16 @@ def counted(problem: Problem, *, extended: bool = False) -> Objective:
     )
 
 
-def assert_sound(problem: Problem, found: AdditivePlan) -> None:
+def assert_sound(problem: Problem, result: AdditivePlan) -> None:
     """Legal, within TorchRec's count, rated as said, and not below its bound."""
     torchrec = torchrec_of(problem)
-    tables = [found.plan.tables[key] for key in problem.workload.keys]
+    tables = [result.plan.tables[key] for key in problem.workload.keys]
     assert torchrec.fits(tables)
-    assert torchrec.rating_ms(tables) == pytest.approx(found.rating_ms, rel=1e-9)
-    assert found.lower_bound_ms <= found.rating_ms * (1 + 1e-9)
-    for option, ranks in found.assignment:
+    assert torchrec.rating_ms(tables) == pytest.approx(result.rating_ms, rel=1e-9)
+    assert result.lower_bound_ms <= result.rating_ms * (1 + 1e-9)
+    for option, ranks in result.assignment:
         assert option.is_legal(ranks, problem.topology)
-    shared = [ranks for _, ranks in found.assignment]
+    shared = [ranks for _, ranks in result.assignment]
     for group in enumerate_space(problem.workload, problem.topology).co_locate:
         assert len({frozenset(shared[t]) for t in group}) == 1
 
@@ -67,32 +67,32 @@ def assert_sound(problem: Problem, found: AdditivePlan) -> None:
 @given(seed=st.integers(0, 10_000))
 def test_never_worse_than_torchrec_and_never_below_the_bound(seed: int) -> None:
     problem = random_problem(seed)
-    theirs = torchrec_plan(problem.workload, problem.topology)
+    baseline = torchrec_plan(problem.workload, problem.topology)
     try:
-        found = solve_additive(problem, Stop(effort=LITTLE), seed)
+        result = solve_additive(problem, Stop(effort=LITTLE), seed)
     except InfeasibleError:
-        assert theirs is None or not _legal(problem)
+        assert baseline is None or not _legal(problem)
         return
-    assert_sound(problem, found)
-    if theirs is not None and _legal(problem):
-        assert found.rating_ms <= theirs.rating_ms * (1 + 1e-9)
+    assert_sound(problem, result)
+    if baseline is not None and _legal(problem):
+        assert result.rating_ms <= baseline.rating_ms * (1 + 1e-9)
     objective, rng = counted(problem, extended=True), random.Random(seed)
     torchrec = torchrec_of(problem)
     for _ in range(20):
         plan = random_plan(objective, rng)
         if objective.fits(plan):
-            assert torchrec.rating_ms(objective.table_plans(plan)) >= found.lower_bound_ms * (
+            assert torchrec.rating_ms(objective.table_plans(plan)) >= result.lower_bound_ms * (
                 1 - 1e-9
             )
 
 
 def _legal(problem: Problem) -> bool:
     """TorchRec's plan keeps constraints that TorchRec does not know."""
-    theirs = torchrec_plan(problem.workload, problem.topology)
-    assert theirs is not None
+    baseline = torchrec_plan(problem.workload, problem.topology)
+    assert baseline is not None
     space = enumerate_space(problem.workload, problem.topology)
-    ranks = [plan.ranks for plan in theirs.tables]
-    placed = zip(theirs.options, theirs.tables, strict=True)
+    ranks = [plan.ranks for plan in baseline.tables]
+    placed = zip(baseline.options, baseline.tables, strict=True)
     legal = all(o.is_legal(p.ranks, problem.topology) for o, p in placed)
     return legal and space.co_located(ranks)
 
@@ -111,25 +111,25 @@ def test_the_best_of_all_plans(seed: int, fill: float) -> None:
     ]
     workload = a_workload(*tables, batch_size=64)
     problem = a_problem(workload, hosts(2))
-    whole = sum(
+    all_plans = sum(
         torchrec_of(problem).memory(options[1])[0].hbm_bytes
         for options in enumerate_space(workload, problem.topology).options
     )
-    problem = a_problem(workload, hosts(2, hbm=int(whole / 2 / fill)))
+    problem = a_problem(workload, hosts(2, hbm=int(all_plans / 2 / fill)))
     objective, torchrec = counted(problem), torchrec_of(problem)
     best = min(torchrec.rating_ms(objective.table_plans(p)) for p in every_plan(objective))
-    found = solve_additive(problem, Stop(effort=LITTLE), 0, extended=False)
-    assert_sound(problem, found)
-    assert found.lower_bound_ms <= best * (1 + 1e-9)
-    assert found.rating_ms == pytest.approx(best, rel=1e-9)
+    result = solve_additive(problem, Stop(effort=LITTLE), 0, extended=False)
+    assert_sound(problem, result)
+    assert result.lower_bound_ms <= best * (1 + 1e-9)
+    assert result.rating_ms == pytest.approx(best, rel=1e-9)
 
 
 def test_the_bound_is_near_where_there_are_many_tables() -> None:
     tables = [a_table(f"t{i}", 10_000 + 999 * i, 128, 1.0 + i % 17) for i in range(60)]
     problem = a_problem(a_workload(*tables), hosts(8))
-    found = solve_additive(problem, Stop(effort=0.2), 0)
-    assert_sound(problem, found)
-    assert found.rating_ms < 1.01 * found.lower_bound_ms
+    result = solve_additive(problem, Stop(effort=0.2), 0)
+    assert_sound(problem, result)
+    assert result.rating_ms < 1.01 * result.lower_bound_ms
 
 
 def test_a_packing_that_greedy_placement_misses() -> None:
@@ -146,9 +146,9 @@ def test_a_packing_that_greedy_placement_misses() -> None:
     ]
     topology = hosts(2, hbm=max(sum(memory[:2]), sum(memory[2:])), ddr=0)
     tight = replace(problem, topology=topology)
-    found = solve_additive(tight, Stop(effort=LITTLE), 0)
-    assert_sound(tight, found)
-    placed = [set(ranks) for _, ranks in found.assignment]
+    result = solve_additive(tight, Stop(effort=LITTLE), 0)
+    assert_sound(tight, result)
+    placed = [set(ranks) for _, ranks in result.assignment]
     assert placed[0] == placed[1] != placed[2] == placed[3] == placed[4]
 
 

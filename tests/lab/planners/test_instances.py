@@ -35,8 +35,8 @@ def test_a_packing_is_known_and_tight(instance: Instance) -> None:
     assert 0.99 < need / sum(problem.topology.hbm_cap_bytes) <= 0.9951
     assert set(problem.topology.ddr_cap_bytes) == {0}
     # a plan that fits by their count exists, and one by ours, which holds more
-    found = solve_additive(problem, Stop(effort=0.05), 0)
-    tables = [found.plan.tables[key] for key in problem.workload.keys]
+    result = solve_additive(problem, Stop(effort=0.05), 0)
+    tables = [result.plan.tables[key] for key in problem.workload.keys]
     assert TorchRecObjective(problem.workload, problem.topology).fits(tables)
     ours = solve(problem, Stop(effort=0.05), 0).best.plan
     assert all(r.fits for r in plan_memory(problem.workload, problem.topology, ours))
@@ -49,14 +49,18 @@ def test_more_gpus_have_hosts_of_eight_and_smaller_batches() -> None:
 
 
 def test_names_tell_instances_apart() -> None:
-    some = [
+    instances = [
         Instance(30, 8, 1, 0.4),
         Instance(30, 8, 1, 0.995, True),
         Instance(30, 8, 1, 0.995, True, WHOLE),
         Instance(30, 8, 1, 0.4, train_pipeline="base"),
         Instance(30, 16, 1, 0.4),
     ]
-    names = [i.name for i in some]
+    names = [i.name for i in instances]
     assert names[:3] == ["30x8-fill40-1", "30x8-packed99.5-1", "30x8-packed99.5-tw-1"]
     assert len(set(names)) == len(names)
-    assert [i.memory for i in (*some[:2], Instance(30, 8, 1, 0.9))] == ["loose", "packed", "tight"]
+    assert [i.memory for i in (*instances[:2], Instance(30, 8, 1, 0.9))] == [
+        "loose",
+        "packed",
+        "tight",
+    ]

@@ -147,9 +147,9 @@ def test_the_best_plan_that_fits_counts(monkeypatch: pytest.MonkeyPatch) -> None
     workload = a_workload(*tables, batch_size=64)
     hbm = int(workload.tables[0].weight_bytes * 3.5)
     inputs = PlannerInputs(a_problem(workload, hosts(2, hbm=hbm, ddr=0)))
-    whole = [next(o for o in table if o.label == "TW/fused") for table in inputs.options]
+    table_wise = [next(o for o in table if o.label == "TW/fused") for table in inputs.options]
     apart, three, all_on_one = (
-        tuple((o, (rank,)) for o, rank in zip(whole, ranks, strict=True))
+        tuple((o, (rank,)) for o, rank in zip(table_wise, ranks, strict=True))
         for ranks in ((0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 0, 0))
     )
     worth = {apart: 2.0, three: 3.0, all_on_one: 1.0}
@@ -172,8 +172,8 @@ def test_torchrecs_count_of_memory_decides_where_it_is_asked() -> None:
     problem = a_problem(a_workload(table, batch_size=64), hosts(2))
     torchrec = TorchRecObjective(problem.workload, problem.topology)
     plans = proposed(dreamshard_greedy, PlannerInputs(problem))
-    whole = plans[0][0][0].memory[0].hbm_bytes
-    tight = a_problem(problem.workload, hosts(2, hbm=whole - 1, ddr=0))
+    table_bytes = plans[0][0][0].memory[0].hbm_bytes
+    tight = a_problem(problem.workload, hosts(2, hbm=table_bytes - 1, ddr=0))
     assert proposed(dreamshard_greedy, PlannerInputs(tight)) == []
     assert proposed(dreamshard_greedy, PlannerInputs(tight, torchrec))
 

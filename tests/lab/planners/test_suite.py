@@ -34,7 +34,7 @@ def suite(tmp_path: Path) -> Path:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Calls are noted and answered at once."""
-    made: Calls = []
+    recorded: Calls = []
 
     def call(
         self: CallServer,
@@ -42,9 +42,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         function: Callable[..., Outcome],
         planner: str,
         instance: Instance,
-        asked: PlannerSettings,
+        settings: PlannerSettings,
     ) -> Outcome:
-        made.append((instance.name, planner, asked))
+        recorded.append((instance.name, planner, settings))
         if planner == "hugectr":
             raise OutOfTime("late")
         if planner == "neuroshard":
@@ -52,7 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return Outcome(2.0, 3.0, True, 4.0, True, None, "done", ((0.5, 3.0),))
 
     monkeypatch.setattr(CallServer, "call", call)
-    return made
+    return recorded
 
 
 def test_the_committed_suite_has_small_and_large_tight_and_packed_instances() -> None:
@@ -66,15 +66,17 @@ def test_the_committed_suite_has_small_and_large_tight_and_packed_instances() ->
 
 
 def test_rows_are_taken_up_again(suite: Path, calls: Calls, tmp_path: Path) -> None:
-    rows, told = tmp_path / "rows.csv", list[str]()
-    first = run_suite(load_suite(suite), rows, SuiteSelection(planners=("torchrec",)), told.append)
+    rows, messages = tmp_path / "rows.csv", list[str]()
+    first = run_suite(
+        load_suite(suite), rows, SuiteSelection(planners=("torchrec",)), messages.append
+    )
     assert [(r.instance, r.planner) for r in first] == [
         ("4x2-fill40-1", "torchrec"),
         ("4x2-fill40-2", "torchrec"),
     ]
-    assert told[0] == "1 of 2: 4x2-fill40-1, torchrec"
+    assert messages[0] == "1 of 2: 4x2-fill40-1, torchrec"
     assert len(calls) == 2
-    again = run_suite(load_suite(suite), rows, SuiteSelection(only="*-2"), told.append)
+    again = run_suite(load_suite(suite), rows, SuiteSelection(only="*-2"), messages.append)
     assert len(calls) == 2 + 9
     assert ("4x2-fill40-2", "torchrec") not in [call[:2] for call in calls[2:]]
     assert again == read_rows(rows, SEARCH_ROWS)
@@ -90,19 +92,19 @@ def test_rows_of_other_code_are_run_again(
     assert {r.planner: r.sources for r in first} == {
         r.planner: sources_of(r.planner) for r in first
     }
-    made = len(calls)
+    runs = len(calls)
     run_suite(load_suite(suite), rows, all_of, lambda text: None)
-    assert len(calls) == made
+    assert len(calls) == runs
     monkeypatch.setattr(
         "lab.planners.suite.sources_of",
         lambda planner: sources_of(planner) if planner.startswith("torchrec") else "changed",
     )
-    told: list[str] = []
+    messages: list[str] = []
     waiting = SuiteSelection(only="*-1", planners=("random",))
-    run_suite(load_suite(suite), rows, waiting, told.append)
-    assert SHARDOPT in told[0]
+    run_suite(load_suite(suite), rows, waiting, messages.append)
+    assert SHARDOPT in messages[0]
     again = run_suite(load_suite(suite), rows, all_of, lambda text: None)
-    assert {planner for _, planner, _ in calls[made:]} == {
+    assert {planner for _, planner, _ in calls[runs:]} == {
         r.planner for r in first if not r.planner.startswith("torchrec")
     }
     assert len(again) == len(first)
@@ -113,7 +115,9 @@ def test_who_is_given_how_long(suite: Path, calls: Calls, tmp_path: Path) -> Non
     run_suite(
         load_suite(suite), tmp_path / "rows.csv", SuiteSelection(only="*-1"), lambda text: None
     )
-    limits = {planner: (asked.limit_s, asked.rating_limit_s) for _, planner, asked in calls}
+    limits = {
+        planner: (settings.limit_s, settings.rating_limit_s) for _, planner, settings in calls
+    }
     assert limits["torchrec"] == (30.0, None)
     assert limits["torchrec dynamic"] == limits["torchrec balanced"] == (20.0, None)
     assert limits["neuroshard"] == limits["hugectr"] == (10.0, 10.0)
@@ -123,8 +127,11 @@ def test_who_is_given_how_long(suite: Path, calls: Calls, tmp_path: Path) -> Non
 
 
 def test_no_plan_and_no_answer_are_rows(suite: Path, calls: Calls, tmp_path: Path) -> None:
-    selection, told = SuiteSelection(only="*-1", planners=("neuroshard", "hugectr")), list[str]()
-    rows = run_suite(load_suite(suite), tmp_path / "rows.csv", selection, told.append)
+    selection, messages = (
+        SuiteSelection(only="*-1", planners=("neuroshard", "hugectr")),
+        list[str](),
+    )
+    rows = run_suite(load_suite(suite), tmp_path / "rows.csv", selection, messages.append)
     assert {r.planner: r.ended for r in rows} == {"neuroshard": NO_PLAN, "hugectr": KILLED}
     assert all(r.time_ms is r.rated_ms is None for r in rows)
 
@@ -187,7 +194,7 @@ def test_nothing_matches(suite: Path, tmp_path: Path) -> None:
 )
 def test_every_planner_against_ours(instance: Instance) -> None:
     """Under each judge ours is never worse, and nothing lies below the bound."""
-    asked = PlannerSettings(2.0, 1.0, 0.2, 0)
+    settings = PlannerSettings(2.0, 1.0, 0.2, 0)
     rated = run_planner(RATED, instance, PlannerSettings(effort=0.1))
     ours = run_planner(SHARDOPT, instance, PlannerSettings(effort=0.1))
     assert ours.fits
@@ -196,10 +203,10 @@ def test_every_planner_against_ours(instance: Instance) -> None:
     assert ours.iteration_ms is not None
     assert fastest * (1 - 1e-9) <= ours.iteration_ms <= fastest * (1 + MOST_TOLERANCE)
     for planner in ("torchrec", "torchrec balanced", "neuroshard", "hugectr", "random"):
-        found = run_planner(planner, instance, asked)
-        assert found.seconds > 0
-        if found.fits and ours.iteration_ms and found.iteration_ms:
-            assert ours.bound_ms <= found.iteration_ms * (1 + 1e-9)
-        if found.rating_fits:
-            assert rated.rating_ms <= found.rating_ms * (1 + 1e-9)
-            assert rated.bound_ms <= found.rating_ms * (1 + 1e-9)
+        row = run_planner(planner, instance, settings)
+        assert row.seconds > 0
+        if row.fits and ours.iteration_ms and row.iteration_ms:
+            assert ours.bound_ms <= row.iteration_ms * (1 + 1e-9)
+        if row.rating_fits:
+            assert rated.rating_ms <= row.rating_ms * (1 + 1e-9)
+            assert rated.bound_ms <= row.rating_ms * (1 + 1e-9)

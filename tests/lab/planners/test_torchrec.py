@@ -34,7 +34,7 @@ def test_same_reservation(model: Callable[[], Workload], device: str) -> None:
         workload = replace(workload, tables=tables)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "HeuristicalStorageReservation is known", FutureWarning)
-        left = HeuristicalStorageReservation(percentage=0.15).reserve(
+        reserved = HeuristicalStorageReservation(percentage=0.15).reserve(
             torchrec_topology(topology, device),
             workload.batch_size,
             modules.build(workload),
@@ -42,7 +42,7 @@ def test_same_reservation(model: Callable[[], Workload], device: str) -> None:
             parameter_constraints(workload),
         )
     ours = reserve_topology(workload, topology, 0.15, device)
-    storage = left.devices[0].storage
+    storage = reserved.devices[0].storage
     if device == "cuda":
         assert ours.hbm_cap_bytes[0] == storage.hbm
     assert ours.ddr_cap_bytes[0] == storage.ddr

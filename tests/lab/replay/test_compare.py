@@ -27,9 +27,9 @@ from lab.replay.compare import (
 NAMES = ("mlp", "mlp narrow")
 
 
-def timed(original: float, replay: float, others: float = 0.0) -> dict[str, Any]:
+def timed(original: float, replay: float, other_cores: float = 0.0) -> dict[str, Any]:
     first = {"wall_s": 5.0, "busy_s": 100.0, "own_s": 1.0}
-    last = {"wall_s": 15.0, "busy_s": 109.0 + 10 * others, "own_s": 10.0}
+    last = {"wall_s": 15.0, "busy_s": 109.0 + 10 * other_cores, "own_s": 10.0}
     return {
         "original_ms": [original, original + 1, original + 50],
         "replay_ms": [replay] * 3,
@@ -41,19 +41,19 @@ def timed(original: float, replay: float, others: float = 0.0) -> dict[str, Any]
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the list that fills with every capture and timing."""
-    found: list[str] = []
+    names: list[str] = []
 
     def captured(name: str, folder: Path) -> None:
-        found.append(f"capture {name}")
+        names.append(f"capture {name}")
         (folder / "traces").mkdir(parents=True)
 
     def measured(name: str, folder: Path) -> list[dict[str, Any]]:
-        found.append(f"measure {name}")
-        return [timed(10.0, 5.0 + len(found))]
+        names.append(f"measure {name}")
+        return [timed(10.0, 5.0 + len(names))]
 
     monkeypatch.setattr(compare, "capture", captured)
     monkeypatch.setattr(compare, "measure", measured)
-    return found
+    return names
 
 
 def test_a_run_goes_on_where_one_before_it_ended(made: list[str], tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_rounds_that_other_work_disturbed_do_not_count(
 ) -> None:
     def disturbed_at_first(name: str, folder: Path) -> list[dict[str, Any]]:
         made.append(f"measure {name}")
-        return [timed(10.0, 5.0 + len(made), others=0.5 if len(made) < 6 else 0.0)]
+        return [timed(10.0, 5.0 + len(made), other_cores=0.5 if len(made) < 6 else 0.0)]
 
     assert list(prepare(("mlp",), tmp_path)) == ["mlp"]
     monkeypatch.setattr(compare, "measure", disturbed_at_first)
@@ -110,22 +110,22 @@ def test_rounds_that_other_work_disturbed_do_not_count(
 def test_the_only_rank_is_real_time_and_others_stay_below_gloo(
     monkeypatch: pytest.MonkeyPatch, ranks: int, refuse: bool
 ) -> None:
-    asked: list[int] = []
+    priorities: list[int] = []
 
     def set_priority(which: int, who: int, value: int) -> None:
-        asked.append(value)
+        priorities.append(value)
         if refuse:
             raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "setpriority", set_priority)
-    monkeypatch.setattr(compare, "hasten_thread", lambda thread: asked.append(thread))
+    monkeypatch.setattr(compare, "hasten_thread", lambda thread: priorities.append(thread))
     hasten_main(ranks)
-    assert asked == [threading.get_native_id() if ranks == 1 else MOST_FAVOURED]
+    assert priorities == [threading.get_native_id() if ranks == 1 else MOST_FAVOURED]
 
 
 @pytest.mark.slow
 def test_a_model_is_timed_beside_its_replay(tmp_path: Path) -> None:
     capture("convnet small", tmp_path)
-    (of,) = measure("convnet small", tmp_path)
-    assert of["coverage"]["replayed"] == of["coverage"]["total"]
-    assert len(of["original_ms"]) == len(of["replay_ms"]) == TURNS * BLOCK
+    (row,) = measure("convnet small", tmp_path)
+    assert row["coverage"]["replayed"] == row["coverage"]["total"]
+    assert len(row["original_ms"]) == len(row["replay_ms"]) == TURNS * BLOCK

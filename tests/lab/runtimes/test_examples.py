@@ -25,30 +25,30 @@ def graph(ranks: int, *, first_gpu: bool) -> Graph:
     return ExamplesBuilder(scorer, plan, first_gpu=first_gpu).build()
 
 
-def time_ms(found: Graph) -> float:
-    return float(simulate(found).iteration_ms[0])
+def time_ms(graph: Graph) -> float:
+    return float(simulate(graph).iteration_ms[0])
 
 
 def test_one_rank_runs_the_bottom_mlp_of_all_samples() -> None:
     alone, parallel = graph(4, first_gpu=True), graph(4, first_gpu=False)
-    mine = [op for op in alone.ops if op.ranks == (0,)]
+    rank_ops = [op for op in alone.ops if op.ranks == (0,)]
     first = [op.name.split()[0] for op in alone.ops].index("ebc.TW")
-    assert {op.phase for op in mine} == {"dense_forward", "dense_backward"}
+    assert {op.phase for op in rank_ops} == {"dense_forward", "dense_backward"}
     assert all(op.ranks == (0,) for op in alone.ops[1:first])
     assert {op.ranks for op in parallel.ops} == {None}
     dense = [op.cost_ms.sum() for op in parallel.ops if op.phase == "dense_forward"]
-    assert sum(op.cost_ms.sum() for op in mine if op.phase == "dense_forward") > 3 * dense[0]
+    assert sum(op.cost_ms.sum() for op in rank_ops if op.phase == "dense_forward") > 3 * dense[0]
     assert time_ms(alone) > time_ms(parallel)
 
 
 def test_its_gradients_are_not_reduced() -> None:
-    found = [
+    reduces = [
         sum(
             op.cost_ms.sum() for op in graph(4, first_gpu=first_gpu).ops if op.phase == "all_reduce"
         )
         for first_gpu in (True, False)
     ]
-    assert 0 < found[0] < found[1]
+    assert 0 < reduces[0] < reduces[1]
 
 
 OLD, NEW = date(2020, 7, 4), date(2021, 6, 10)
@@ -82,9 +82,9 @@ def test_fused_layers_and_interactions_are_not_atens() -> None:
 def test_on_an_old_mesh_three_eighths_of_a_buffer_cross_the_sockets() -> None:
     """Four cards a socket send an eighth to each of three others that no NVLink joins to them."""
     hardware, runtime = load_hardware("v100-32gb"), load_examples()
-    found = all_to_all_ms(runtime.profile(hardware, OLD, through_host=True))
+    time = all_to_all_ms(runtime.profile(hardware, OLD, through_host=True))
     least = 4 * 3 / 8 * SIZE / gb_per_s(runtime.socket_link_gb_s)
-    assert least < found < 1.01 * least
+    assert least < time < 1.01 * least
     assert runtime.crosses_sockets(8, OLD)
     assert not runtime.crosses_sockets(8, NEW)
     assert not runtime.crosses_sockets(4, OLD)

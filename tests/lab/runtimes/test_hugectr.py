@@ -51,8 +51,8 @@ def builder(
 
 
 def test_every_constant_costs_time() -> None:
-    made = builder()
-    base = made.iteration_ms()
+    hugectr = builder()
+    base = hugectr.iteration_ms()
     for change in (
         {"step_us": HUGECTR_V31.step_us + 100},
         {"lookup_factor": 2.0},
@@ -60,8 +60,8 @@ def test_every_constant_costs_time() -> None:
         {"gemm_factor": 2.0},
         {"graph_node_us": 3.0},
     ):
-        made.use(replace(HUGECTR_V31, **change))
-        assert made.iteration_ms() > base, change
+        hugectr.use(replace(HUGECTR_V31, **change))
+        assert hugectr.iteration_ms() > base, change
 
 
 def test_replicated_tables_are_reduced_not_exchanged() -> None:
@@ -76,52 +76,52 @@ def hybrid(world: int) -> HugeCtrBuilder:
     return builder(WHOLE, world, "a100-80gb", HUGECTR_V20)
 
 
-def costs(made: HugeCtrBuilder) -> dict[str, float]:
-    return {f"{op.name} {op.phase}": float(op.cost_ms.max()) for op in made.build().ops}
+def costs(hugectr: HugeCtrBuilder) -> dict[str, float]:
+    return {f"{op.name} {op.phase}": float(op.cost_ms.max()) for op in hugectr.build().ops}
 
 
 def test_the_hybrid_embedding_reduces_frequent_rows_across_hosts_only() -> None:
-    one, two = hybrid(8), hybrid(16)
-    assert one.split is not None
+    one_host, two = hybrid(8), hybrid(16)
+    assert one_host.split is not None
     assert two.split is not None
-    assert not any(".cross" in name for name in costs(one))
+    assert not any(".cross" in name for name in costs(one_host))
     assert sum(".cross" in name for name in costs(two)) == 2
     fewer = replace(HUGECTR_V20, hybrid=HybridRule(0.03, 1e9))
     before = costs(two)["all-reduce gradients all_reduce"]
     two.use(fewer)
     assert two.split.elements == 0
     assert costs(two)["all-reduce gradients all_reduce"] < before
-    before = costs(one)["all-reduce gradients all_reduce"]
-    one.use(replace(HUGECTR_V20, hybrid=HybridRule(0.99, 1.0)))
-    assert costs(one)["all-reduce gradients all_reduce"] == before
+    before = costs(one_host)["all-reduce gradients all_reduce"]
+    one_host.use(replace(HUGECTR_V20, hybrid=HybridRule(0.99, 1.0)))
+    assert costs(one_host)["all-reduce gradients all_reduce"] == before
 
 
 def test_on_one_host_a_frequent_row_is_fetched_once_a_rank() -> None:
-    made = hybrid(8)
-    assert made.split is not None
-    moved = made.split.infrequent + made.split.needed
-    assert made.split.infrequent < moved < 1
-    outputs = made.loads[..., Load.OUTPUTS].sum()
-    assert outputs == pytest.approx(moved * made.plan_loads[..., Load.OUTPUTS].sum())
+    hugectr = hybrid(8)
+    assert hugectr.split is not None
+    moved = hugectr.split.infrequent + hugectr.split.needed
+    assert hugectr.split.infrequent < moved < 1
+    outputs = hugectr.loads[..., Load.OUTPUTS].sum()
+    assert outputs == pytest.approx(moved * hugectr.plan_loads[..., Load.OUTPUTS].sum())
 
 
 def test_a_hierarchical_lookup_stores_into_its_host_itself() -> None:
     """Pooling and the exchange over NVLink are one kernel, as long as the longer of the two."""
     hosts = [range(8), range(8, 16)]
     kind = ShardingType.TABLE_ROW_WISE
-    made = builder([cut(table, kind, hosts[i % 2]) for i, table in enumerate(TABLES)], 16)
-    stores = made.exchanges[0]
-    assert costs(made)["ebc.TWRW lookup embedding_forward"] >= float(
-        made._outputs(stores, backward=False)[0].cost_ms.max()
+    hugectr = builder([cut(table, kind, hosts[i % 2]) for i, table in enumerate(TABLES)], 16)
+    stores = hugectr.exchanges[0]
+    assert costs(hugectr)["ebc.TWRW lookup embedding_forward"] >= float(
+        hugectr._outputs(stores, backward=False)[0].cost_ms.max()
     )
-    made.use(replace(HUGECTR_V31, lookup_factor=0.0))
-    assert costs(made)["ebc.TWRW lookup embedding_forward"] > 0
+    hugectr.use(replace(HUGECTR_V31, lookup_factor=0.0))
+    assert costs(hugectr)["ebc.TWRW lookup embedding_forward"] > 0
 
 
 def test_the_hybrid_embedding_balances_the_ranks() -> None:
-    made = builder()
-    made.use(HUGECTR_V20)
-    assert made.loads.std(axis=2).max() == pytest.approx(0, abs=1e-6)
+    hugectr = builder()
+    hugectr.use(HUGECTR_V20)
+    assert hugectr.loads.std(axis=2).max() == pytest.approx(0, abs=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -60,8 +60,8 @@ def test_the_host_waits_for_every_all_reduce() -> None:
     reduced = [step.kernel_ms(k, model) for k in kernels if k.kind == "all_reduce"]
     launches = 50.0 * (len(kernels) - len(reduced))
     assert min(reduced) > 0
-    found = step.segments_ms(model)["layer_forward"]
-    assert found == pytest.approx(launches + sum(reduced), rel=0.01)
+    segment = step.segments_ms(model)["layer_forward"]
+    assert segment == pytest.approx(launches + sum(reduced), rel=0.01)
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
@@ -85,11 +85,11 @@ def test_replicas_add_the_reduction_of_their_gradients() -> None:
 
 
 def test_the_shipped_runtime_names_a_profile_and_its_rows() -> None:
-    found = load_megatron()
-    assert load_hardware(found.hardware).name == found.hardware
-    assert all(getattr(found.runtime, name) > 0 for name in CONSTANTS)
-    assert len(found.rows) == 100
-    assert {len(row) for row in found.rows} == {10}
+    runtime = load_megatron()
+    assert load_hardware(runtime.hardware).name == runtime.hardware
+    assert all(getattr(runtime.runtime, name) > 0 for name in CONSTANTS)
+    assert len(runtime.rows) == 100
+    assert {len(row) for row in runtime.rows} == {10}
 
 
 SMALL_MODEL = GptTraining(
@@ -197,21 +197,21 @@ def test_it_equals_the_timeline(
 ) -> None:
     each = st.lists(TIMES, min_size=stages, max_size=stages)
     forward, backward = data.draw(each), data.draw(each)
-    found = float(pipeline_ms(forward, backward, send, micro_batches))
-    assert found == pytest.approx(on_the_timeline(forward, backward, send, micro_batches))
+    total_ms = float(pipeline_ms(forward, backward, send, micro_batches))
+    assert total_ms == pytest.approx(on_the_timeline(forward, backward, send, micro_batches))
 
 
 @given(stages=st.integers(1, 6), micro_batches=st.integers(1, 12))
 def test_every_pass_runs_once_after_what_it_waits_for(stages: int, micro_batches: int) -> None:
     order = schedule(stages, micro_batches)
-    position = {one: i for i, one in enumerate(order)}
+    position = {step: i for i, step in enumerate(order)}
     assert len(position) == len(order) == 2 * stages * micro_batches
     for stage, is_backward, index in order:
         before = [(stage + 1, True, index)] if is_backward else [(stage - 1, False, index)]
         if is_backward:
             before.append((stage, False, index))
-        for one in before:
-            assert one not in position or position[one] < position[stage, is_backward, index]
+        for step in before:
+            assert step not in position or position[step] < position[stage, is_backward, index]
 
 
 @given(stages=st.integers(1, 6), micro_batches=st.integers(1, 12), f=TIMES, b=TIMES)
@@ -219,5 +219,5 @@ def test_equal_stages_leave_the_known_bubble(
     stages: int, micro_batches: int, f: float, b: float
 ) -> None:
     """(m + p - 1) (f + b): Narayanan et al. 2021, section 2.2.1."""
-    found = pipeline_ms([f] * stages, [b] * stages, 0.0, micro_batches)
-    assert float(found) == pytest.approx((micro_batches + stages - 1) * (f + b))
+    total_ms = pipeline_ms([f] * stages, [b] * stages, 0.0, micro_batches)
+    assert float(total_ms) == pytest.approx((micro_batches + stages - 1) * (f + b))

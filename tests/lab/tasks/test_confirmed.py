@@ -37,9 +37,14 @@ def test_the_table_compares_what_was_expected_with_what_was_measured() -> None:
     text = table(tasks)
     assert "2 tasks, 1 with room" in text
     assert "task 2" in text
-    said = ("against itself:", "expected minus measured", "interval:", "behind the best of twelve")
-    numbers = {name: re.search(rf"{name} ([-+]?[\d.]+)", text) for name in said}
-    values = {name: float(found[1]) for name, found in numbers.items() if found}
+    labels = (
+        "against itself:",
+        "expected minus measured",
+        "interval:",
+        "behind the best of twelve",
+    )
+    numbers = {name: re.search(rf"{name} ([-+]?[\d.]+)", text) for name in labels}
+    values = {name: float(matched[1]) for name, matched in numbers.items() if matched}
     assert values == {
         "against itself:": 1.0,
         "expected minus measured": 2.5,  # 11 - 10 and 9 - 5 points
@@ -55,7 +60,7 @@ def test_the_table_compares_what_was_expected_with_what_was_measured() -> None:
 def test_a_run_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
 
-    def run(given: ConfirmedTasks, seed: int, say: object) -> dict[str, Any]:
+    def run(tasks: ConfirmedTasks, seed: int, say: object) -> dict[str, Any]:
         ran.append(seed)
         if seed == 1:
             raise InputError("TorchRec's planner finds no plan that fits")
@@ -67,10 +72,10 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     given = ConfirmedTasks(tmp_path / "set", [0, 1, 2], "shapes")
     with pytest.raises(KeyboardInterrupt):
         run_tasks(given, print)
-    found = run_tasks(given, print)
+    reports = run_tasks(given, print)
     assert ran == [0, 1, 2, 2]
-    assert found[1]["left_out"]
-    assert "2 tasks" in table(found)
+    assert reports[1]["left_out"]
+    assert "2 tasks" in table(reports)
 
 
 def test_half_of_twenty_tasks_have_room() -> None:

@@ -33,12 +33,14 @@ DRIFTING = COMMITTED / "drifting" / "2026-11-22-plain"
 
 
 def a_task(seed: int, plans: int, topology: Topology) -> Task:
-    made = with_digest(a_workload(a_table("t", rows=100 + seed, dim=8)))
+    model = with_digest(a_workload(a_table("t", rows=100 + seed, dim=8)))
     found = {
-        f"on_{at}": plan_of(made, topology, [table_wise(made.tables[0], at % topology.world_size)])
+        f"on_{at}": plan_of(
+            model, topology, [table_wise(model.tables[0], at % topology.world_size)]
+        )
         for at in range(plans)
     }
-    return made, found
+    return model, found
 
 
 class Lab:
@@ -52,7 +54,7 @@ class Lab:
         """Rows file -> rounds after which a rank dies."""
         self.plans = 2
 
-    def calibrate(self, asked: TaskSetSettings, say: Callable[[str], None]) -> None:
+    def calibrate(self, settings: TaskSetSettings, say: Callable[[str], None]) -> None:
         self.calls.append("calibrate")
 
     def draw_task(self, seed: int, task_set: SimpleNamespace, models: str, count: int) -> Task:
@@ -81,14 +83,14 @@ class Lab:
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:
-    found = Lab()
-    monkeypatch.setattr(measure, "_calibrate", found.calibrate)
-    monkeypatch.setattr(measure, "draw_task", found.draw_task)
-    monkeypatch.setattr(measure, "run_bench", found.run_bench)
+    fake = Lab()
+    monkeypatch.setattr(measure, "_calibrate", fake.calibrate)
+    monkeypatch.setattr(measure, "draw_task", fake.draw_task)
+    monkeypatch.setattr(measure, "run_bench", fake.run_bench)
     monkeypatch.setattr(measure, "load_task_set", ranks_of)
     monkeypatch.setattr(measure, "environment", lambda backend: dict(MACHINE))
     monkeypatch.setattr(measure.os, "sched_getaffinity", lambda pid: {0, 1})
-    return found
+    return fake
 
 
 def ranks_of(folder: Path) -> SimpleNamespace:
@@ -105,15 +107,15 @@ def quiet(text: str) -> None:
 
 
 def test_calibration_first_then_tasks_then_repeats(tmp_path: Path, lab: Lab) -> None:
-    said: list[str] = []
-    measure_task_set(asked(tmp_path, [3, 0, 7], repeats=[7]), said.append)
+    messages: list[str] = []
+    measure_task_set(asked(tmp_path, [3, 0, 7], repeats=[7]), messages.append)
     assert lab.calls == [
         "calibrate",
         *(f"task-{seed:03d}.rows.json" for seed in (3, 0, 7)),
         "task-007.again.rows.json",
     ]
-    assert "task 0 (2 of 3): round 1 of 2" in said
-    assert "task 7 again (1 of 1): round 2 of 2" in said
+    assert "task 0 (2 of 3): round 1 of 2" in messages
+    assert "task 7 again (1 of 1): round 2 of 2" in messages
     folder = tmp_path / "batch"
     about = json.loads((folder / "batch.json").read_text())
     started = about.pop("started")
@@ -144,20 +146,20 @@ def test_what_is_complete_is_skipped_and_the_rest_goes_on(tmp_path: Path, lab: L
     assert lab.calls[-2:] == ["task-002.rows.json", "task-002.again.rows.json"]
     assert lab.drawn == [0, 1, 2]
     lab.calls, lab.dies = [], {}
-    said: list[str] = []
-    measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[2]), said.append)
+    messages: list[str] = []
+    measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[2]), messages.append)
     assert lab.calls == ["calibrate", "task-001.rows.json"]
     assert lab.drawn == [0, 1, 2], "plans come from the files"
     assert len(read_rows(tmp_path / "batch" / "task-001.rows.json").rounds) == 2
-    assert "task 0 (1 of 3): complete" in said
+    assert "task 0 (1 of 3): complete" in messages
 
 
 def test_a_task_that_died_before_its_first_round_is_not_repeated(tmp_path: Path, lab: Lab) -> None:
     lab.dies = {"task-000.rows.json": 0, "task-001.rows.json": 0}
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(RankDiedError, match=r"so did task 1 \(2 of 3\)"):
-        measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[0]), said.append)
-    assert said[-1].startswith("task 0 again (1 of 1): left out")
+        measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[0]), messages.append)
+    assert messages[-1].startswith("task 0 again (1 of 1): left out")
 
 
 def test_more_rounds_and_more_tasks_are_added(tmp_path: Path, lab: Lab) -> None:
@@ -224,16 +226,16 @@ def test_plans_that_are_too_many_run_in_parts(
 ) -> None:
     monkeypatch.setattr(parts, "MAX_AT_ONCE", 3)
     lab.plans = 6
-    said: list[str] = []
+    messages: list[str] = []
     lab.dies = {"task-004.part-2.rows.json": 1}
     with pytest.raises(RankDiedError):
-        measure_task_set(asked(tmp_path, [4], repeats=[4]), said.append)
+        measure_task_set(asked(tmp_path, [4], repeats=[4]), messages.append)
     names = ["task-004.rows.json", "task-004.part-2.rows.json", "task-004.part-3.rows.json"]
     # a part that dies ends the task, what is left of it is measured by the next call
     assert lab.calls == ["calibrate", *names[:2], "task-004.again.rows.json"]
-    assert "task 4 (1 of 1), part 2 of 3: round 1 of 2" in said
+    assert "task 4 (1 of 1), part 2 of 3: round 1 of 2" in messages
     lab.calls, lab.dies = [], {}
-    measure_task_set(asked(tmp_path, [4], repeats=[4]), said.append)
+    measure_task_set(asked(tmp_path, [4], repeats=[4]), messages.append)
     assert lab.calls == ["calibrate", *names[1:]]
     assert lab.drawn == [4]
     folder = tmp_path / "batch"
@@ -246,9 +248,9 @@ def test_a_plan_that_never_fits_is_named_and_left_out(
     tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "split_plans", lambda _, plans, __: ([dict(plans)], ["huge"]))
-    said: list[str] = []
-    measure_task_set(asked(tmp_path, [4]), said.append)
-    assert "huge" in said[0]
+    messages: list[str] = []
+    measure_task_set(asked(tmp_path, [4]), messages.append)
+    assert "huge" in messages[0]
 
 
 def test_a_link_makes_two_hosts(tmp_path: Path, lab: Lab) -> None:

@@ -53,31 +53,31 @@ DIGESTS = {
 @given(seed=st.integers(0, 999_999))
 @settings(max_examples=60, deadline=None)
 def test_any_seed_gives_a_model_within_bounds(family: str, seed: int) -> None:
-    made = FAMILIES[family](seed, random.Random(seed))
-    assert made.batch_size in BATCH
-    assert COUNT[0] <= count(made) <= COUNT[1]
-    assert made.embedding_bytes <= MAX_TABLES_BYTES
-    assert made.train_pipeline in PIPELINES
-    assert 4 <= len(made.tables) <= 70
-    for table in made.tables:
+    model = FAMILIES[family](seed, random.Random(seed))
+    assert model.batch_size in BATCH
+    assert COUNT[0] <= count(model) <= COUNT[1]
+    assert model.embedding_bytes <= MAX_TABLES_BYTES
+    assert model.train_pipeline in PIPELINES
+    assert 4 <= len(model.tables) <= 70
+    for table in model.tables:
         assert table.num_embeddings >= 2
         assert table.embedding_dim % 4 == 0
         assert 1 <= table.lookups_per_sample <= 100
-    for module in made.modules:
-        held = [t for t in made.tables if t.module == module]
-        assert len({t.is_pooled for t in held}) == len({t.weighted for t in held}) == 1
-        assert held[0].is_pooled or len({t.embedding_dim for t in held}) == 1
+    for module in model.modules:
+        tables = [t for t in model.tables if t.module == module]
+        assert len({t.is_pooled for t in tables}) == len({t.weighted for t in tables}) == 1
+        assert tables[0].is_pooled or len({t.embedding_dim for t in tables}) == 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(seed=st.integers(0, 999_999))
 @settings(max_examples=8, deadline=None)
 def test_its_file_reads_as_the_model(family: str, seed: int) -> None:
-    made = draw_model(family, seed)
+    model = draw_model(family, seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.yaml"
-        write_model(path, made)
-        assert load_model(path) == made
+        write_model(path, model)
+        assert load_model(path) == model
 
 
 @pytest.mark.parametrize("name", DIGESTS)
@@ -91,8 +91,8 @@ def test_a_seed_stays_what_it_is(name: str) -> None:
 
 def test_some_are_pipelined() -> None:
     rng = random.Random(0)
-    made = [draw(seed, rng) for draw in FAMILIES.values() for seed in range(40)]
-    assert 0.1 < sum(m.train_pipeline == "sparse_dist" for m in made) / len(made) < 0.35
+    models = [draw(seed, rng) for draw in FAMILIES.values() for seed in range(40)]
+    assert 0.1 < sum(m.train_pipeline == "sparse_dist" for m in models) / len(models) < 0.35
 
 
 def test_no_family_knows_a_predictor_or_a_search() -> None:
@@ -106,19 +106,19 @@ def test_no_family_knows_a_predictor_or_a_search() -> None:
 
 
 def test_the_count_of_a_model_by_hand() -> None:
-    made = a_workload(a_table("a", 10, 8), a_table("b", 10, 8), batch_size=100)
-    ids = sum(t.lookups_per_sample for t in made.tables)
-    sample = ids * (100e-6 + 8e-6) + 2 * 8 * 12e-6 + 50e-9 * products(made)
-    assert count(made) == pytest.approx(100 * sample + 2 * 0.7)
+    model = a_workload(a_table("a", 10, 8), a_table("b", 10, 8), batch_size=100)
+    ids = sum(t.lookups_per_sample for t in model.tables)
+    sample = ids * (100e-6 + 8e-6) + 2 * 8 * 12e-6 + 50e-9 * products(model)
+    assert count(model) == pytest.approx(100 * sample + 2 * 0.7)
 
 
 def test_numbers_lie_where_they_should() -> None:
     rng = random.Random(3)
     assert {whole(rng, 2, 4) for _ in range(100)} == {2, 3, 4}
     assert {pick(rng, "ab") for _ in range(50)} == {"a", "b"}
-    found = [log_uniform(rng, 1.0, 100.0) for _ in range(2000)]
-    assert 1 <= min(found) <= max(found) <= 100
-    assert 0.45 < sum(x < 10 for x in found) / 2000 < 0.55
+    numbers = [log_uniform(rng, 1.0, 100.0) for _ in range(2000)]
+    assert 1 <= min(numbers) <= max(numbers) <= 100
+    assert 0.45 < sum(x < 10 for x in numbers) / 2000 < 0.55
     normal = sorted(lognormal(rng, 7.0, 1.0) for _ in range(2000))
     assert normal[1000] == pytest.approx(7.0, rel=0.1)
 

@@ -59,9 +59,9 @@ def test_more_plans_begin_with_those_of_fewer() -> None:
 def test_no_plan_equals_the_given_ones() -> None:
     workload, topology = draw_model("shapes", 1), a_topology()
     first, *_ = random_plans(1, workload, topology, 5).values()
-    others = random_plans(1, workload, topology, 5, [first]).values()
-    assert len(others) == 5
-    assert first not in others
+    random_ones = random_plans(1, workload, topology, 5, [first]).values()
+    assert len(random_ones) == 5
+    assert first not in random_ones
 
 
 def test_where_there_are_few_plans_there_are_fewer() -> None:

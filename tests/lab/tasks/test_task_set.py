@@ -28,12 +28,12 @@ RANKS = a_topology()
 
 def plans(count: int) -> dict[str, ShardingPlan]:
     """Plans that differ, as the same one is built once."""
-    made = [plan_of(MODEL, RANKS, [table_wise(TABLE, n % 2)]) for n in range(count)]
-    return {f"p{n}": replace(plan, meta={"number": n}) for n, plan in enumerate(made)}
+    drawn = [plan_of(MODEL, RANKS, [table_wise(TABLE, n % 2)]) for n in range(count)]
+    return {f"p{n}": replace(plan, meta={"number": n}) for n, plan in enumerate(drawn)}
 
 
-def bytes_of(*of: ShardingPlan) -> float:
-    return sum(rank_bytes(MODEL, of))
+def bytes_of(*several: ShardingPlan) -> float:
+    return sum(rank_bytes(MODEL, several))
 
 
 def memory_for(count: int) -> float:
@@ -43,33 +43,33 @@ def memory_for(count: int) -> float:
 
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_every_part_has_the_first_plan_and_fits(count: int) -> None:
-    found, left_out = split_plans(MODEL, plans(8), memory_for(count) + 1)
+    parts, left_out = split_plans(MODEL, plans(8), memory_for(count) + 1)
     assert not left_out
-    assert all(next(iter(part)) == "p0" for part in found)
-    assert [name for part in found for name in list(part)[1:]] == [f"p{n}" for n in range(1, 8)]
-    assert max(map(len, found)) == count
-    assert len(found) == -(-7 // (count - 1))
+    assert all(next(iter(part)) == "p0" for part in parts)
+    assert [name for part in parts for name in list(part)[1:]] == [f"p{n}" for n in range(1, 8)]
+    assert max(map(len, parts)) == count
+    assert len(parts) == -(-7 // (count - 1))
 
 
 def test_not_too_many_at_once() -> None:
-    found, _ = split_plans(MODEL, plans(60), 1e15)
-    assert list(map(len, found)) == [MAX_AT_ONCE, MAX_AT_ONCE, 60 - 2 * (MAX_AT_ONCE - 1)]
+    parts, _ = split_plans(MODEL, plans(60), 1e15)
+    assert list(map(len, parts)) == [MAX_AT_ONCE, MAX_AT_ONCE, 60 - 2 * (MAX_AT_ONCE - 1)]
 
 
 def test_a_plan_too_large_for_any_part_is_left_out() -> None:
     copied = plan_of(MODEL, RANKS, [data_parallel(TABLE, 2)])
-    given = {**plans(2), "copied": copied, "last": plans(2)["p1"]}
-    found, left_out = split_plans(MODEL, given, memory_for(3))
-    assert (list(map(list, found)), left_out) == ([["p0", "p1", "last"]], ["copied"])
+    candidates = {**plans(2), "copied": copied, "last": plans(2)["p1"]}
+    parts, left_out = split_plans(MODEL, candidates, memory_for(3))
+    assert (list(map(list, parts)), left_out) == ([["p0", "p1", "last"]], ["copied"])
 
 
 def test_parts_are_found_in_their_order(tmp_path: Path) -> None:
     assert part_paths(tmp_path, "task-007") == []
-    wanted = [part_path(tmp_path, "task-007", n) for n in range(1, 12)]
-    for path in wanted:
+    expected = [part_path(tmp_path, "task-007", n) for n in range(1, 12)]
+    for path in expected:
         path.touch()
     (tmp_path / "task-007.again.rows.json").touch()
-    assert part_paths(tmp_path, "task-007") == wanted
+    assert part_paths(tmp_path, "task-007") == expected
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,6 @@ def test_how_a_mutant_ends(new: str, test: str, end: str, tmp_path: Path) -> Non
     (tmp_path / "test_one.py").write_text(
         "from one import one\n\ndef test_one():\n    assert one() == 1\n"
     )
-    found = try_mutant(tmp_path, Mutant("m", "one.py", "return 1", new, (test,)))
-    assert found.end.startswith(end)
+    outcome = try_mutant(tmp_path, Mutant("m", "one.py", "return 1", new, (test,)))
+    assert outcome.end.startswith(end)
     assert (tmp_path / "one.py").read_text().endswith("return 1\n")

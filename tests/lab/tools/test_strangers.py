@@ -23,8 +23,8 @@ SCRIPT = Script("mine", "repository", "train.py")
     ],
 )
 def test_a_row_says_how_both_runs_went(theirs: Run, ours: Run, parts: list[str]) -> None:
-    told = row(SCRIPT, theirs, ours)
-    assert all(part in told for part in ["`repository/train.py`", *parts])
+    line = row(SCRIPT, theirs, ours)
+    assert all(part in line for part in ["`repository/train.py`", *parts])
 
 
 def test_the_page_has_every_script() -> None:
@@ -64,12 +64,12 @@ def test_a_script_runs_with_one_name_changed(tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
     (tmp_path / "repository").mkdir()
     (tmp_path / "repository" / "train.py").write_text(TRAINS)
-    theirs, ours = (run(SCRIPT, tmp_path, ours=which) for which in (False, True))
-    assert not theirs.error
+    original, ours = (run(SCRIPT, tmp_path, ours=which) for which in (False, True))
+    assert not original.error
     assert not ours.error
-    assert (theirs.planned, ours.planned) == (0, 1)
-    assert len(theirs.losses) == len(ours.losses) == 3
-    assert ours.losses == pytest.approx(theirs.losses)
+    assert (original.planned, ours.planned) == (0, 1)
+    assert len(original.losses) == len(ours.losses) == 3
+    assert ours.losses == pytest.approx(original.losses)
 
 
 LACKS = """
@@ -102,12 +102,12 @@ def test_what_a_script_lacks_is_changed_stubbed_and_made(tmp_path: Path) -> None
     path.write_text(LACKS)
     lacks = Script("mine", "repository", "examples/train.py")
     assert run(lacks, tmp_path, ours=False).error
-    given = lacks._replace(
+    changed = lacks._replace(
         changes=(('"nccl"', '"gloo"'),),
         stubs=("absent",),
         before='open("weight", "w").write("3")',
     )
-    assert run(given, tmp_path, ours=False) == Run((6.0,))
+    assert run(changed, tmp_path, ours=False) == Run((6.0,))
     assert path.read_text() == LACKS
 
 

@@ -29,5 +29,5 @@ def program(tmp_path: Path) -> Path:
     ],
 )
 def test_problems(program: Path, tmp_path: Path, case: Case, words: str | None) -> None:
-    found = problem_of(case, program, tmp_path)
-    assert found is None if words is None else words in (found or "")
+    problem = problem_of(case, program, tmp_path)
+    assert problem is None if words is None else words in (problem or "")

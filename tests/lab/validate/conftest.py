@@ -95,7 +95,7 @@ def bench_rows(
     return BenchRows(
         model={"name": "two_tables", "sha256": "", "batch_size": 256, "train_pipeline": pipeline},
         settings={"world_size": 2, "block": block},
-        plans=[{"name": name, "plan": plan_to_dict(of)} for name, of in PLANS.items()],
+        plans=[{"name": name, "plan": plan_to_dict(plan)} for name, plan in PLANS.items()],
         sessions=[session],
         rounds=rounds,
     )
@@ -161,12 +161,12 @@ class Lab:
 
 def a_lab(root: Path) -> Lab:
     """A batch of two tasks whose plans all took 1 ms."""
-    made = Lab(root)
-    made.about()
-    made.calibration()
-    made.task(1, "base", [1.0] * len(PLANS))
-    made.task(2, "sparse_dist", [1.0] * len(PLANS))
-    return made
+    new_lab = Lab(root)
+    new_lab.about()
+    new_lab.calibration()
+    new_lab.task(1, "base", [1.0] * len(PLANS))
+    new_lab.task(2, "sparse_dist", [1.0] * len(PLANS))
+    return new_lab
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ def write_table(folder: Path, file: str, base: Mapping[str, str], *changes: dict
 
 def table(report: Report, name: str) -> list[dict[str, Any]]:
     """Lines of one table of scores, by column."""
-    found = next(scores for scores in report.scores if scores.name == name)
-    rows: list[dict[str, Any]] = scores_object(found)["rows"]
+    matching = next(scores for scores in report.scores if scores.name == name)
+    rows: list[dict[str, Any]] = scores_object(matching)["rows"]
     return rows
 
 

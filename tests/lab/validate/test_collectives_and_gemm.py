@@ -201,10 +201,10 @@ PRODUCT_BARS = {"h100-sxm": (0.19, 0.18, 0.12), "b200": (0.25, 0.18, 0.14)}
 
 @every_table
 def test_products_with_warm_operands(folder: Path) -> None:
-    found = {part: summary.mape for part, summary in scores(folder / BF16_FILE)}
+    errors = {part: summary.mape for part, summary in scores(folder / BF16_FILE)}
     for name, bars in PRODUCT_BARS.items():
         for band, bar in zip(("below 2", "2 to 50", "from 50"), bars, strict=True):
-            assert found[f"bf16 products, {band} GFLOP, {name}"] < bar, (name, band)
+            assert errors[f"bf16 products, {band} GFLOP, {name}"] < bar, (name, band)
 
 
 XLA_HEADER = "gpu,collective,dtype,ranks,concurrent_groups,size_bytes,time_us,method,date\n"

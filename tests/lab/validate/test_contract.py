@@ -56,13 +56,13 @@ def check(report: Report) -> None:
         if row.interval_ms is not None:
             low, high = row.interval_ms
             assert 0 < low <= row.predicted_ms <= high < math.inf
-    found = report_object(report)
-    json.dumps(found, allow_nan=False)
-    assert found["n"] == len(found["rows"]) == len(report.listed)
-    assert found["mape"] == pytest.approx(
+    document = report_object(report)
+    json.dumps(document, allow_nan=False)
+    assert document["n"] == len(document["rows"]) == len(report.listed)
+    assert document["mape"] == pytest.approx(
         sum(abs(r.error) for r in report.counted) / report.summary.n
     )
-    assert {row["part"] for row in found["rows"]} <= {report.headline, *report.held_out}
+    assert {row["part"] for row in document["rows"]} <= {report.headline, *report.held_out}
 
 
 @pytest.mark.parametrize("name", BARS)

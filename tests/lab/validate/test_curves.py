@@ -91,7 +91,7 @@ def test_shipped_curves_are_those_of_the_tables(folder: Path) -> None:
             assert shipped.edge_mib == pytest.approx(curve.edge_mib, rel=1e-3)
             assert shipped.rank_cost == pytest.approx(curve.rank_cost, rel=1e-3)
             # where two bands go together, processors differ in which of them has the time
-            times = (predict_us(of, EVERY_SIZE, op) for of in (shipped, curve))
+            times = (predict_us(one_curve, EVERY_SIZE, op) for one_curve in (shipped, curve))
             assert next(times) == pytest.approx(next(times), rel=1e-3)
 
 
@@ -108,12 +108,12 @@ BARS = {
 @every_table
 @pytest.mark.parametrize("name", BARS)
 def test_sizes_left_out_of_the_curves_are_predicted(folder: Path, name: str) -> None:
-    found: dict[tuple[bool, int], list[float]] = defaultdict(list)
+    errors: dict[tuple[bool, int], list[float]] = defaultdict(list)
     for op, rows, error in held_out_errors(folder, name):
         for size, off in zip(rows.size_bytes, np.abs(error), strict=True):
-            found[op != "all_to_all", bisect([2**20, 2**24], size)].append(float(off))
-    for (other, size_class), errors_of in found.items():
-        assert np.mean(errors_of) < BARS[name][other][size_class], (other, size_class)
+            errors[op != "all_to_all", bisect([2**20, 2**24], size)].append(float(off))
+    for (across, size_class), errors_of in errors.items():
+        assert np.mean(errors_of) < BARS[name][across][size_class], (across, size_class)
 
 
 @every_table
@@ -135,27 +135,27 @@ def test_rings_of_the_cube_mesh() -> None:
 
 def wired(bandwidth: dict[int, float]) -> CollectiveRows:
     """5 us per doubling and a bus bandwidth in bytes per us for each rank count."""
-    found = []
+    links = []
     for n, rate in bandwidth.items():
         for exponent in range(18, 31):
             size = 2.0**exponent
             bus = size * 2 * (n - 1) / n
-            found.append((size, float(n), float(5 * np.log2(n) + bus / rate)))
-    return CollectiveRows.of(found)
+            links.append((size, float(n), float(5 * np.log2(n) + bus / rate)))
+    return CollectiveRows.of(links)
 
 
 def test_rank_counts_between_those_of_a_switch() -> None:
-    known = wired(dict.fromkeys((2, 4, 8), 200e3))
+    switch = wired(dict.fromkeys((2, 4, 8), 200e3))
     left_out = wired(dict.fromkeys((3, 6, 16), 200e3))
-    predicted = predict_ranks(known, left_out, "all_reduce", "a100")
+    predicted = predict_ranks(switch, left_out, "all_reduce", "a100")
     assert mape(predicted / left_out.time_us - 1) < 0.05
 
 
 def test_rings_predict_what_no_interpolation_could() -> None:
     link = 22e3
-    known = wired({n: link * cube_mesh_rings(n) for n in (2, 4, 8)})
+    rings = wired({n: link * cube_mesh_rings(n) for n in (2, 4, 8)})
     left_out = wired({n: link * cube_mesh_rings(n) for n in (3, 5, 6, 7)})
-    assert has_cube_mesh("V100 (vtrain)", known.ranks)
-    assert not has_cube_mesh("a100 (vtrain)", known.ranks)
-    predicted = predict_ranks(known, left_out, "all_reduce", "v100")
+    assert has_cube_mesh("V100 (vtrain)", rings.ranks)
+    assert not has_cube_mesh("a100 (vtrain)", rings.ranks)
+    predicted = predict_ranks(rings, left_out, "all_reduce", "v100")
     assert mape(predicted / left_out.time_us - 1) < 0.05

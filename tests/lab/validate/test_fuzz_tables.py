@@ -80,16 +80,16 @@ def test_a_damaged_table_is_reported_or_refused(
 ) -> None:
     files = SUITES[suite]
     name = data.draw(st.sampled_from(sorted(files)))
-    for other, text in files.items():
-        (tmp_path / other).write_text(text)
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
     (tmp_path / name).write_bytes(data.draw(damaged(files[name])))
     try:
         report = LISTED[suite].run(tmp_path)
     except InputError as error:
         message = str(error)
     else:
-        found = report_object(report)
-        json.dumps(found, allow_nan=False)
-        assert found["skipped"]["count"] == len(report.skipped)
+        document = report_object(report)
+        json.dumps(document, allow_nan=False)
+        assert document["skipped"]["count"] == len(report.skipped)
         return
     assert str(tmp_path) in message

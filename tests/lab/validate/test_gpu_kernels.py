@@ -49,11 +49,11 @@ def test_a_layer_is_three_products(tmp_path: Path) -> None:
     machine(tmp_path, {**LAYER, **TIMES}, {"kind": "bmm", "batch": 3})
     report = run(tmp_path)
     assert not report.skipped
-    found = products(report)
-    assert [row.measured_ms for row in found.values()] == [0.02, 0.03, 0.04]
-    assert found["forward"].name["point"] == "2048x1024x512 bf16"
-    assert found["gradient of the input"].name["point"] == "2048x512x1024 bf16"
-    assert found["gradient of the weights"].name["point"] == "1024x512x2048 bf16"
+    predicted = products(report)
+    assert [row.measured_ms for row in predicted.values()] == [0.02, 0.03, 0.04]
+    assert predicted["forward"].name["point"] == "2048x1024x512 bf16"
+    assert predicted["gradient of the input"].name["point"] == "2048x512x1024 bf16"
+    assert predicted["gradient of the weights"].name["point"] == "1024x512x2048 bf16"
     assert {row.part for row in report.rows} == {"products of 2 GFLOP or more"}
     assert {row.family for row in report.rows} == {"h100, bf16"}
 

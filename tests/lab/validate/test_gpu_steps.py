@@ -44,10 +44,10 @@ def host_rows() -> str:
     times = {"op": 60, "op_on_host": 50, "round_trip": 60, "sync": 30}
     lines = [
         f'shardopt.calibration/2,"NVIDIA H100, CPU, 16 cores, 126 GiB, Linux",v,'
-        f'plain runtime,2026-11-27T03:09:27Z,0.1,host,fit,"{{""what"":""{what}""}}",{{}},'
+        f'plain runtime,2026-11-27T03:09:27Z,0.1,host,fit,"{{""what"":""{op}""}}",{{}},'
         + ",".join([str(us)] * 6)
         + ",100,yes"
-        for what, us in times.items()
+        for op, us in times.items()
     ]
     return "\n".join([head, *lines]) + "\n"
 
@@ -77,14 +77,14 @@ def test_a_step_is_predicted_on_the_shipped_and_on_its_own_host(tmp_path: Path) 
     machine(tmp_path, steps=[STEP])
     report = run(tmp_path)
     assert not report.skipped
-    found = by_time(report)
-    assert set(found) == {"GPU time", "wall time", "wall time, calibrated host"}
-    assert found["GPU time"].measured_ms == 0.8
-    assert found["GPU time"].interval_ms is None
-    wall, own = found["wall time"], found["wall time, calibrated host"]
+    times = by_time(report)
+    assert set(times) == {"GPU time", "wall time", "wall time, calibrated host"}
+    assert times["GPU time"].measured_ms == 0.8
+    assert times["GPU time"].interval_ms is None
+    wall, own = times["wall time"], times["wall time, calibrated host"]
     assert wall.measured_ms == own.measured_ms == 4.0
     assert own.predicted_ms > wall.predicted_ms, "its host is slower"
-    assert report.headline == found["GPU time"].part
+    assert report.headline == times["GPU time"].part
     json.dumps(report_object(report), allow_nan=False)
 
 
@@ -92,14 +92,16 @@ def test_predictions_do_not_see_the_measurements(tmp_path: Path) -> None:
     slow = {**STEP, "ms": 40.0, "gpu_busy_ms": 8.0, "peak_allocated": 4e9}
     machine(tmp_path / "one", steps=[STEP])
     machine(tmp_path / "two", steps=[slow])
-    one, two = (run(tmp_path / name).rows for name in ("one", "two"))
-    assert [row.predicted_ms for row in one] == [row.predicted_ms for row in two]
-    assert [row.measured_ms for row in two] == [10 * row.measured_ms for row in one]
+    first, two = (run(tmp_path / name).rows for name in ("one", "two"))
+    assert [row.predicted_ms for row in first] == [row.predicted_ms for row in two]
+    assert [row.measured_ms for row in two] == [10 * row.measured_ms for row in first]
 
 
 def test_placements_and_steps_of_one_thread_are_parts_of_their_own(tmp_path: Path) -> None:
-    other = {**STEP, "plan": "m.cached", "ms": 6.0, "gpu_busy_ms": 2.0, "peak_allocated": 1e8}
-    machine(tmp_path, steps=[STEP], placements=[other], one_thread=[{**STEP, "omp": 1, "ms": 3.0}])
+    placement = {**STEP, "plan": "m.cached", "ms": 6.0, "gpu_busy_ms": 2.0, "peak_allocated": 1e8}
+    machine(
+        tmp_path, steps=[STEP], placements=[placement], one_thread=[{**STEP, "omp": 1, "ms": 3.0}]
+    )
     report = run(tmp_path)
     parts = set(report.by_part())
     assert {"GPU time, whole steps", "GPU time, placements", "wall time, placements"} <= parts

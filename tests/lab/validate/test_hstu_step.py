@@ -31,9 +31,9 @@ def test_waiting_for_the_longest_batch_is_what_balancing_gained(report: Report) 
 
 
 def test_products_are_those_of_the_profile(report: Report) -> None:
-    of = {row.name["quantity"]: row.error for row in report.rows if row.part == KERNELS}
+    errors = {row.name["quantity"]: row.error for row in report.rows if row.part == KERNELS}
     for way in ("gemm uvqk backward", "gemm projection forward", "gemm projection backward"):
-        assert abs(of[way]) < 0.05
+        assert abs(errors[way]) < 0.05
 
 
 def test_two_fifths_of_ids_without_an_end_lie_beyond_the_table() -> None:

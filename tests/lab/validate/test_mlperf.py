@@ -82,8 +82,8 @@ def test_a_plan_in_a_log_goes_before_one_of_the_planner() -> None:
         assert matrix is not None
         assert [list(bucket) for bucket in matrix.buckets] == logged["buckets"]
         assert len(matrix.buckets) == 8
-        held = {*matrix.replicated, *(t for bucket in matrix.buckets for t in bucket)}
-        assert held == set(range(26))
+        placed = {*matrix.replicated, *(t for bucket in matrix.buckets for t in bucket)}
+        assert placed == set(range(26))
     assert PLANNER.matrix(system()) is MATRICES[0]
 
 

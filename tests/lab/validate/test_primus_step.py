@@ -36,8 +36,11 @@ def test_the_whole_step_as_it_is_captured(report: Report) -> None:
 
 def test_what_the_kernels_of_a_class_take_together(report: Report) -> None:
     for way in ("attention forward", "attention backward"):
-        of = [row for row in report.rows if row.family == way]
-        measured, predicted = sum(r.measured_ms for r in of), sum(r.predicted_ms for r in of)
+        kernels = [row for row in report.rows if row.family == way]
+        measured, predicted = (
+            sum(r.measured_ms for r in kernels),
+            sum(r.predicted_ms for r in kernels),
+        )
         assert abs(predicted / measured - 1) < 0.05
 
 
@@ -45,7 +48,9 @@ def test_half_of_a_class_teaches_the_other_half(report: Report) -> None:
     table = report.scores[0]
     bars = {"products, forward": 0.1, "products, gradients of weights": 0.01}
     bars |= {"products, gradients of inputs": 0.02, "attention forward": 0.02}
-    after = {str(of[0]): [row[-1] for row in table.rows if row[0] == of[0]] for of in table.rows}
+    after = {
+        str(line[0]): [row[-1] for row in table.rows if row[0] == line[0]] for line in table.rows
+    }
     assert after.keys() == {*bars, "attention backward"}
     for name, errors in after.items():
         assert len(errors) == 2

@@ -105,10 +105,10 @@ def test_bad_rows_are_named_and_the_others_count(tmp_path: Path) -> None:
     write_table(tmp_path, MEASURED_FILE, MEASURED, *bad)
     report = validate_tbe(tmp_path)
     assert len(report.rows) == 2
-    said = "\n".join(report.skipped)
+    skipped = "\n".join(report.skipped)
     for line, text in enumerate(("nearest is", "dim is", "adam", "location is", "empty"), start=3):
-        assert f"{MEASURED_FILE}:{line}" in said
-        assert text in said
+        assert f"{MEASURED_FILE}:{line}" in skipped
+        assert text in skipped
 
 
 def test_where_no_gpu_is_stated_only_the_shape_counts(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_rows_of_pull_requests_that_cannot_be_predicted_are_named(tmp_path: Path
     write_table(tmp_path, PR_FILE, PR, *rows)
     report = validate_tbe(tmp_path)
     assert [row.part for row in report.rows] == [FLOOR]
-    said = "\n".join(report.skipped)
+    skipped = "\n".join(report.skipped)
     for text in ("another kernel", "the host's time", "starts with none", "T is 2", "no shape"):
-        assert text in said
+        assert text in skipped
 
 
 @needs_public_data

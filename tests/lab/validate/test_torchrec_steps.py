@@ -76,8 +76,8 @@ def a_run(**cells: str) -> Run:
 
 def printed(**changed: str) -> list[Group]:
     usual = {"sharding": "TW", "kernel": "fused", "dim": "64"}
-    found = [parse_group(GROUP | usual | dict(row) | changed) for row in PRINTED]
-    return [group for group in found if group is not None]
+    groups = [parse_group(GROUP | usual | dict(row) | changed) for row in PRINTED]
+    return [group for group in groups if group is not None]
 
 
 def test_a_row_is_a_model_with_its_batch_and_pipeline() -> None:
@@ -173,8 +173,8 @@ def test_the_order_counts_pairs_that_differ_by_more_than_the_noise() -> None:
     def row(measured: float, predicted: float) -> ComparedRow:
         return ComparedRow({}, measured, predicted, "f")
 
-    one, two = a_run(), a_run(n_unweighted="2")
-    compared = [(one, row(10, 10)), (two, row(20, 30)), (two, row(20.2, 5))]
+    first, two = a_run(), a_run(n_unweighted="2")
+    compared = [(first, row(10, 10)), (two, row(20, 30)), (two, row(20.2, 5))]
     lines = order_rows(compared, Summary(2, 0.05, 0.05, 0.05))
     assert [cells[1:3] for cells in lines] == [(2, 1), (2, 1), (2, 1), (0, 0)]
 

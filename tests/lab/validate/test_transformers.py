@@ -96,9 +96,9 @@ def test_the_fit_finds_the_constants_behind_rows(tmp_path: Path) -> None:
     truth = replace(START, kernel_us=55.0, elementwise_factor=1.8, send_gb_s=20.0)
     step = MegatronStep(load_hardware("a100-40gb"), truth)
     timed = [(c, m, float(t)) for (c, m, _), t in zip(rows, predicted(step, rows), strict=True)]
-    found = fit(step, timed)
-    assert found.kernel_us == pytest.approx(55.0, rel=0.05)
-    step.use(found)
+    fitted = fit(step, timed)
+    assert fitted.kernel_us == pytest.approx(55.0, rel=0.05)
+    step.use(fitted)
     assert np.abs(predicted(step, timed) / measured(timed) - 1).max() < 0.02
 
 

@@ -55,9 +55,9 @@ def write_ops(folder: Path, steps: dict[str, TrainingStep]) -> None:
     ]
     write_rows(folder / OPS, OP, lines)
     buckets = [
-        {"shape": name, "bucket": at, "gradients": of.gradients, "bytes": of.bytes}
+        {"shape": name, "bucket": at, "gradients": bucket.gradients, "bytes": bucket.bytes}
         for name, step in steps.items()
-        for at, of in enumerate(step.buckets)
+        for at, bucket in enumerate(step.buckets)
     ]
     write_rows(folder / BUCKETS, BUCKET, buckets)
 
@@ -67,18 +67,18 @@ def folder(tmp_path: Path) -> Path:
     rng = random.Random(0)
     names = [f"{family}-l{i}-d64-h1-f64-v64-s64-b1" for i in (1, 2) for family in FAMILIES]
     targets = [f"{family}-l9-d64-h1-f64-v64-s64-b1" for family in FAMILIES]
-    found = {name: made(rng) for name in (*names, *targets)}
-    write_ops(tmp_path, {name: step for name, (step, _) in found.items()})
+    rounds = {name: made(rng) for name in (*names, *targets)}
+    write_ops(tmp_path, {name: step for name, (step, _) in rounds.items()})
     for ranks in (1, 2):
         sync = SYNC_MS if ranks == 2 else 0.0
-        steps = {name: sum(ms) + sync for name, (_, ms) in found.items()}
+        steps = {name: sum(ms) + sync for name, (_, ms) in rounds.items()}
         steps |= {name: SLOWER * steps[name] for name in targets}
         line = {
             "round": 0,
             "other_cores": 0.0,
             "steps": {name: [[ms, ms]] * ranks for name, ms in steps.items()},
-            "alone": {name: [[sum(found[name][1])]] * ranks for name in names},
-            "captured": {name: [found[name][1]] * ranks for name in names},
+            "alone": {name: [[sum(rounds[name][1])]] * ranks for name in names},
+            "captured": {name: [rounds[name][1]] * ranks for name in names},
         }
         rounds_file(tmp_path, ranks).write_text(json.dumps(line) + "\n")
     return tmp_path
@@ -94,9 +94,9 @@ def test_targets_are_scored_apart_from_what_was_fitted(folder: Path) -> None:
 
 def test_tables_say_how_far_it_generalizes(folder: Path) -> None:
     tables = {scores.name: scores for scores in validate_transformers_cpu(folder).scores}
-    held = [row for row in tables["steps"].rows if str(row[0]).startswith("captured")]
-    assert [row[1] for row in held] == [1, 2]
-    assert all(row[3] < 0.01 for row in held)
+    captured = [row for row in tables["steps"].rows if str(row[0]).startswith("captured")]
+    assert [row[1] for row in captured] == [1, 2]
+    assert all(row[3] < 0.01 for row in captured)
     assert [row[:2] for row in tables["fewer_captures"].rows] == [(1, 3), (1, 6), (2, 3), (2, 6)]
     assert len(tables["targets"].rows) == 6
 
@@ -167,13 +167,13 @@ def test_broken_rows_are_named(folder: Path) -> None:
 
 def test_rounds_of_other_ops_are_refused(folder: Path) -> None:
     path = rounds_file(folder, 1)
-    whole = json.loads(path.read_text())
-    name = next(iter(whole["captured"]))
-    whole["captured"][name][0].append(1.0)
-    path.write_text(json.dumps(whole))
+    document = json.loads(path.read_text())
+    name = next(iter(document["captured"]))
+    document["captured"][name][0].append(1.0)
+    path.write_text(json.dumps(document))
     with pytest.raises(InputError, match=f"7 times of '{name}'"):
         validate_transformers_cpu(folder)
-    whole["steps"]["bert-l7"] = [[1.0, 1.0]]
-    path.write_text(json.dumps(whole))
+    document["steps"]["bert-l7"] = [[1.0, 1.0]]
+    path.write_text(json.dumps(document))
     with pytest.raises(InputError, match="shape 'bert-l7'"):
         validate_transformers_cpu(folder)

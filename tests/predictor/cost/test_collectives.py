@@ -269,8 +269,8 @@ def test_levels_that_take_nothing_away_change_nothing_and_others_only_cost(
             NetworkLevel.of("x", p, 8, oversubscription=cost, latency_us=latency_us) for p in places
         )
         topology = Topology(8 * hosts, 8, plain.hbm_cap_bytes, plain.ddr_cap_bytes, network=levels)
-        found: np.ndarray = getattr(Collectives(hardware, topology), op)(sizes, scope)
-        return found
+        times_ms: np.ndarray = getattr(Collectives(hardware, topology), op)(sizes, scope)
+        return times_ms
 
     expected = getattr(Collectives(hardware, plain), op)(sizes, scope)
     np.testing.assert_allclose(times(1.0, 0.0), expected, rtol=1e-12)

@@ -8,11 +8,11 @@ import pytest
 
 from predictor.cost.dense import (
     Bucket,
+    DenseSegment,
     DenseWork,
     Execution,
     GradientReturn,
     LookupCall,
-    Segment,
     TableUpdate,
     part_of,
     price,
@@ -44,19 +44,19 @@ def a_model(interaction: str | DcnV2 = "concat", **more: object) -> Workload:
 
 
 def total(steps: tuple[object, ...]) -> float:
-    return sum(step.cost_ms for step in steps if isinstance(step, Segment))
+    return sum(step.cost_ms for step in steps if isinstance(step, DenseSegment))
 
 
 def test_what_reads_a_lookup_waits_for_it_once() -> None:
     tables = (a_table("a"), a_table("b", module="other"))
-    found = work(a_workload(*tables))
-    assert [step.module for step in found.forward if isinstance(step, LookupCall)] == [
+    dense = work(a_workload(*tables))
+    assert [step.module for step in dense.forward if isinstance(step, LookupCall)] == [
         "ebc",
         "other",
     ]
-    waits = [step.waits for step in found.forward if isinstance(step, Segment) and step.waits]
+    waits = [step.waits for step in dense.forward if isinstance(step, DenseSegment) and step.waits]
     assert waits == [("ebc", "other")], "only views lie between"
-    kinds = [step for step in found.backward if isinstance(step, (GradientReturn, TableUpdate))]
+    kinds = [step for step in dense.backward if isinstance(step, (GradientReturn, TableUpdate))]
     assert kinds == [
         GradientReturn("other"),
         GradientReturn("ebc"),
@@ -71,10 +71,10 @@ def mm(a: Operand, b: Operand, out: int) -> OpCall:
 
 def sequences() -> DenseProgram:
     """Lookups first, a layer that does not need them, one that does; the reverse backward."""
-    ids, given, weight = tensor(1, 512, 64), tensor(2, 512, 64), tensor(3, 64, 64)
+    ids, gradient, weight = tensor(1, 512, 64), tensor(2, 512, 64), tensor(3, 64, 64)
     own, joined = tensor(4, 512, 64), tensor(6, 512, 64)
     grad = tensor(7, 512, 64)
-    forward = (Lookup("ec", (ids,)), mm(given, weight, 4), OpCall("mul", (own, ids), (joined,)))
+    forward = (Lookup("ec", (ids,)), mm(gradient, weight, 4), OpCall("mul", (own, ids), (joined,)))
     backward = (
         OpCall("mul", (grad, own), (tensor(8, 512, 64),)),
         LookupBackward("ec", (tensor(8, 512, 64),)),
@@ -95,21 +95,25 @@ def priced(program: DenseProgram, modules: tuple[str, ...], cap: float = 25.0) -
 
 def test_lookups_called_first_are_updated_last() -> None:
     """The latest record runs first: gradients leave while the other layer's backward runs."""
-    found = priced(sequences(), ("ec",))
-    assert [type(step).__name__ for step in found.forward] == ["LookupCall", "Segment", "Segment"]
-    assert [type(step).__name__ for step in found.backward] == [
-        "Segment",
+    dense = priced(sequences(), ("ec",))
+    assert [type(step).__name__ for step in dense.forward] == [
+        "LookupCall",
+        "DenseSegment",
+        "DenseSegment",
+    ]
+    assert [type(step).__name__ for step in dense.backward] == [
+        "DenseSegment",
         "GradientReturn",
-        "Segment",
+        "DenseSegment",
         "TableUpdate",
         "Bucket",
     ]
 
 
 def test_modules_that_the_program_does_not_call_come_first_and_return_last() -> None:
-    found = priced(sequences(), ("ebc", "ec"))
-    assert found.forward[0] == LookupCall("ebc")
-    assert found.backward[-2:] == (GradientReturn("ebc"), TableUpdate("ebc"))
+    dense = priced(sequences(), ("ebc", "ec"))
+    assert dense.forward[0] == LookupCall("ebc")
+    assert dense.backward[-2:] == (GradientReturn("ebc"), TableUpdate("ebc"))
 
 
 def test_buckets_are_sent_when_they_are_full() -> None:
@@ -118,10 +122,10 @@ def test_buckets_are_sent_when_they_are_full() -> None:
         for at in range(6)
         for event in (mm(tensor(1, 8, 8), tensor(2, 8, 8), 10 + at), Gradient(2**18))
     )
-    found = priced(DenseProgram(8, (), layers, ()), (), cap=2.0)
-    assert [step for step in found.backward if isinstance(step, Bucket)] == [Bucket(2**21)] * 3
-    assert [type(step).__name__ for step in found.backward] == ["Segment", "Bucket"] * 3
-    assert found.parameters == 6
+    dense = priced(DenseProgram(8, (), layers, ()), (), cap=2.0)
+    assert [step for step in dense.backward if isinstance(step, Bucket)] == [Bucket(2**21)] * 3
+    assert [type(step).__name__ for step in dense.backward] == ["DenseSegment", "Bucket"] * 3
+    assert dense.parameters == 6
 
 
 def test_a_slow_host_parts_a_segment_where_it_decides() -> None:
@@ -132,8 +136,8 @@ def test_a_slow_host_parts_a_segment_where_it_decides() -> None:
     )
     program = DenseProgram(8, (*[small] * 20, long), (), ())
     times = OpTimes(hardware(), "fp32")
-    found = price(program, (), times, at_once(ms=0.1))
-    assert [step.kernels for step in found.forward if isinstance(step, Segment)] == [20, 1]
+    dense = price(program, (), times, at_once(ms=0.1))
+    assert [step.kernels for step in dense.forward if isinstance(step, DenseSegment)] == [20, 1]
     quick = price(program, (), times, at_once())
     assert len(quick.forward) == 1
 
@@ -145,13 +149,14 @@ def test_compiled_models_move_less_and_graphs_are_one_launch() -> None:
     assert total(compiled.forward) < total(plain.forward)
     assert total(graphs.forward) == pytest.approx(total(plain.forward))
 
-    def launches(of: DenseWork) -> int:
-        return sum(step.kernels for step in of.backward if isinstance(step, Segment))
+    def launches(dense: DenseWork) -> int:
+        return sum(step.kernels for step in dense.backward if isinstance(step, DenseSegment))
 
-    segments = [step for step in graphs.backward if isinstance(step, Segment)]
+    segments = [step for step in graphs.backward if isinstance(step, DenseSegment)]
     assert launches(graphs) == len(segments) < launches(compiled) < launches(plain)
     hosts = [
-        sum(s.host_ms for s in of.backward if isinstance(s, Segment)) for of in (graphs, plain)
+        sum(s.host_ms for s in dense_work.backward if isinstance(s, DenseSegment))
+        for dense_work in (graphs, plain)
     ]
     assert hosts[0] < hosts[1] / 3
 

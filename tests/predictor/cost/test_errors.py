@@ -54,11 +54,11 @@ def test_draws_come_in_pairs_around_one() -> None:
 
 def test_spread_and_correlation_are_as_stated() -> None:
     errors = CostErrors(SIZES, 20_000, 1)
-    whole, columns = (np.log(errors.lookup(0, kind)) for kind in (TW, CW))
-    assert whole.std(axis=1) == pytest.approx(0.07, rel=0.05)
-    assert np.corrcoef(whole[0], columns[0])[0, 1] == pytest.approx(0.5, abs=0.03)
-    assert abs(np.corrcoef(whole[0], whole[1])[0, 1]) < 0.03
-    assert abs(np.corrcoef(whole[0], np.log(errors.lookup(1, TW))[0])[0, 1]) < 0.03
+    table_wise, columns = (np.log(errors.lookup(0, kind)) for kind in (TW, CW))
+    assert table_wise.std(axis=1) == pytest.approx(0.07, rel=0.05)
+    assert np.corrcoef(table_wise[0], columns[0])[0, 1] == pytest.approx(0.5, abs=0.03)
+    assert abs(np.corrcoef(table_wise[0], table_wise[1])[0, 1]) < 0.03
+    assert abs(np.corrcoef(table_wise[0], np.log(errors.lookup(1, TW))[0])[0, 1]) < 0.03
     layer = np.log(errors.op("gemm", "top 0"))
     assert layer.std() == pytest.approx(np.hypot(0.2, 0.1), rel=0.05)
     assert np.corrcoef(layer, np.log(errors.shared("gemm")))[0, 1] == pytest.approx(0.894, abs=0.02)
@@ -68,7 +68,7 @@ def test_draws_of_learned_factors_keep_their_correlations() -> None:
     """Two factors share a measured time: their product is known better than each of them."""
     root = np.array([[0.30, 0.0], [-0.29, 0.05], [0.0, 0.0], [0.0, 0.0]])
     names = ("exchanges", "exchanges.ids", "exchanges.latency", "exchanges.bytes")
-    left = FactorErrors(
+    factor_errors = FactorErrors(
         at={name: i for i, name in enumerate(names)},
         root=np.pad(root, ((0, 0), (0, 2))),
         prior=lambda name: 0.25,
@@ -76,7 +76,7 @@ def test_draws_of_learned_factors_keep_their_correlations() -> None:
         tables=(),
     )
     sizes = {**SIZES, "collectives": ErrorSize(0.5, 0.5)}
-    errors = CostErrors(sizes, 20_000, 1, left)
+    errors = CostErrors(sizes, 20_000, 1, factor_errors)
 
     def spread(kind: str) -> float:
         return float(np.log(errors.op("collectives", kind, kind=kind)).std())

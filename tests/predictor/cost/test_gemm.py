@@ -41,10 +41,10 @@ def aligned(shape: tuple[int, int, int], dtype: str) -> bool:
 
 def test_rows_that_bulk_copies_cannot_load_take_longer_on_b200() -> None:
     hw = load_hardware("b200")
-    whole = gemm_ms(hw, 8192, 4096, 4096, "bf16")
+    aligned_ms = gemm_ms(hw, 8192, 4096, 4096, "bf16")
     for shape in ((8192, 4095, 4096), (8192, 4096, 4095)):
-        assert gemm_ms(hw, *shape, "bf16") > 5 * whole
-    assert gemm_ms(hw, 8191, 4096, 4096, "bf16") <= whole, "m is no row"
+        assert gemm_ms(hw, *shape, "bf16") > 5 * aligned_ms
+    assert gemm_ms(hw, 8191, 4096, 4096, "bf16") <= aligned_ms, "m is no row"
 
 
 @pytest.mark.parametrize("name", list_hardware())
@@ -76,8 +76,12 @@ def test_a_batch_on_tensor_cores_costs_at_most_its_products_one_by_one(
     dtype: str, count: int, m: int, n: int, k: int
 ) -> None:
     hw = load_hardware("b200")
-    one = gemm_ms(hw, m, n, k, dtype)
-    assert one * (1 - 1e-12) <= batched_ms(hw, count, m, n, k, dtype) <= count * one * (1 + 1e-12)
+    single_ms = gemm_ms(hw, m, n, k, dtype)
+    assert (
+        single_ms * (1 - 1e-12)
+        <= batched_ms(hw, count, m, n, k, dtype)
+        <= count * single_ms * (1 + 1e-12)
+    )
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "h100-pcie", "b200", "gb300"])
@@ -94,7 +98,7 @@ def test_tensor_cores_are_bound_by_rate_operands_and_memory(name: str) -> None:
 def test_a_long_k_with_few_tiles_is_split() -> None:
     hw = load_hardware("h100-sxm")
     cores = hw.gemm.tensor_cores["bf16"].model_copy(update={"split_k": 1})
-    whole = hw.gemm.model_copy(update={"tensor_cores": {"bf16": cores}})
+    group = hw.gemm.model_copy(update={"tensor_cores": {"bf16": cores}})
     shape = (256, 256, 65536)
-    unsplit = float(gemm_times(whole, hw.sms, hw.memory.hbm, shape, "bf16"))
+    unsplit = float(gemm_times(group, hw.sms, hw.memory.hbm, shape, "bf16"))
     assert gemm_ms(hw, *shape, "bf16") < 0.5 * unsplit

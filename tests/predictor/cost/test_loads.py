@@ -26,30 +26,30 @@ def load(workload: Workload, kind: ShardingType, kernel: ComputeKernel = K.FUSED
 def test_a_whole_table_serves_the_samples_of_all_ranks() -> None:
     features = (Feature("f", 2.0, 3.0), Feature("g", 5.0))
     workload = a_workload(a_table(dim=64, features=features, weighted=True), batch_size=100)
-    (whole,) = load(workload, T.TABLE_WISE)
-    assert whole[Load.IDS] == pytest.approx(400 * 11)
-    assert whole[Load.WEIGHTED_IDS] == whole[Load.IDS]
-    assert whole[Load.BAGS] == 400 * 4
-    assert whole[Load.OUTPUTS] == 400 * 4 * 64
-    assert whole[Load.SHARDS] == 1
-    assert whole[Load.GRADIENTS] == 0
+    (shard,) = load(workload, T.TABLE_WISE)
+    assert shard[Load.IDS] == pytest.approx(400 * 11)
+    assert shard[Load.WEIGHTED_IDS] == shard[Load.IDS]
+    assert shard[Load.BAGS] == 400 * 4
+    assert shard[Load.OUTPUTS] == 400 * 4 * 64
+    assert shard[Load.SHARDS] == 1
+    assert shard[Load.GRADIENTS] == 0
 
 
 def test_row_shards_split_the_ids_but_pool_every_sample() -> None:
     workload = a_workload(a_table(rows=1000), batch_size=100)
-    found = load(workload, T.ROW_WISE)
-    assert found[:, Load.IDS] == pytest.approx([200] * 4)
-    assert found[:, Load.OUTPUTS] == pytest.approx([400 * 64] * 4)
+    shards = load(workload, T.ROW_WISE)
+    assert shards[:, Load.IDS] == pytest.approx([200] * 4)
+    assert shards[:, Load.OUTPUTS] == pytest.approx([400 * 64] * 4)
     sequence = a_workload(a_table(rows=1000, pooling="none"), batch_size=100)
     assert load(sequence, T.ROW_WISE)[:, Load.OUTPUTS] == pytest.approx([200 * 64] * 4)
 
 
 def test_a_replica_serves_its_own_batch_and_has_a_dense_gradient() -> None:
     workload = a_workload(a_table(rows=1000), batch_size=100)
-    found = load(workload, T.DATA_PARALLEL, K.DENSE)
-    assert found[:, Load.IDS] == pytest.approx([200] * 4)
-    assert found[:, Load.OUTPUTS] == pytest.approx([100 * 64] * 4)
-    assert found[:, Load.GRADIENTS] == pytest.approx([64_000] * 4)
+    replicas = load(workload, T.DATA_PARALLEL, K.DENSE)
+    assert replicas[:, Load.IDS] == pytest.approx([200] * 4)
+    assert replicas[:, Load.OUTPUTS] == pytest.approx([100 * 64] * 4)
+    assert replicas[:, Load.GRADIENTS] == pytest.approx([64_000] * 4)
 
 
 def test_a_shard_of_the_dense_kernel_has_a_dense_gradient_wherever_it_is() -> None:
@@ -100,10 +100,10 @@ def group(table: Table, pipeline: str = "base", **more: object) -> object:
 
 
 def test_tables_share_a_lookup_as_in_group_tables() -> None:
-    one = group(a_table("a", dim=64))
-    assert group(a_table("b", dim=128)) == one
+    base = group(a_table("a", dim=64))
+    assert group(a_table("b", dim=128)) == base
     for kernel in (K.FUSED_UVM, K.FUSED_UVM_CACHING):
-        assert group(a_table("b", dim=128), compute_kernel=kernel) == one
+        assert group(a_table("b", dim=128), compute_kernel=kernel) == base
     for apart in (
         group(a_table(module="other")),
         group(a_table(data_type="fp16")),
@@ -112,7 +112,7 @@ def test_tables_share_a_lookup_as_in_group_tables() -> None:
         group(a_table(), sharding_type=T.COLUMN_WISE),
         group(a_table(), compute_kernel=K.DENSE),
     ):
-        assert apart != one
+        assert apart != base
 
 
 def test_with_index_dedup_every_rank_sends_its_distinct_ids() -> None:
@@ -126,10 +126,10 @@ def test_with_index_dedup_every_rank_sends_its_distinct_ids() -> None:
     sent = np.mean([[len(np.unique(rank)) for rank in batch] for batch in draws])
     rows = np.mean([len(np.unique(batch)) for batch in draws])
 
-    (whole,) = load(workload, T.TABLE_WISE)
-    assert whole[Load.IDS] == pytest.approx(4 * sent, rel=0.01)
-    assert whole[Load.OUTPUTS] == pytest.approx(4 * sent * 8, rel=0.01)
-    assert whole[Load.EXPANDED] == pytest.approx(4 * 64 * 30 * 8)
+    (shard,) = load(workload, T.TABLE_WISE)
+    assert shard[Load.IDS] == pytest.approx(4 * sent, rel=0.01)
+    assert shard[Load.OUTPUTS] == pytest.approx(4 * sent * 8, rel=0.01)
+    assert shard[Load.EXPANDED] == pytest.approx(4 * 64 * 30 * 8)
     parts = load(workload, T.ROW_WISE)
     assert parts.sum(axis=0)[Load.IDS] == pytest.approx(4 * sent, rel=0.01)
     (everywhere, *_) = load(workload, T.DATA_PARALLEL, K.DENSE)

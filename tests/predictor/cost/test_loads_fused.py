@@ -78,8 +78,8 @@ def test_the_longest_latency_counts_once() -> None:
 def test_shares_of_the_cache_are_linear_between_those_tabulated() -> None:
     load = np.zeros(COLUMNS)
     load[SHARED] = 1.0, 2.0, 4.0, 8.0
-    found = []
+    times = []
     for tables in (0, 1, 1.5, 2, 3, 4, 6, 8, 16, 100):
         load[Load.SHARDS] = tables
-        found.append(float(fused_forward_ms(load)))
-    assert found == [0, 0, 0.5, 1, 2, 3, 5, 7, 15, 15]
+        times.append(float(fused_forward_ms(load)))
+    assert times == [0, 0, 0.5, 1, 2, 3, 5, 7, 15, 15]

@@ -67,8 +67,8 @@ def dense_ms(card: str, dense: DenseArch, batch: int, names: tuple[str, ...]) ->
     workload = a_workload(*tables, batch_size=batch, dense=dense)
     program, times = dense_program(workload), OpTimes(load_hardware(card), dense.data_type)
     calls = [*program.forward, *program.backward, *program.optimizer]
-    found = [c for c in calls if isinstance(c, OpCall) and c.name in names]
-    return sum(times.cost(call).ms for call in found)
+    ops = [c for c in calls if isinstance(c, OpCall) and c.name in names]
+    return sum(times.cost(call).ms for call in ops)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_the_backward_of_picking_pairs(
     card: str, data_type: str, batch: int, measured_ms: float
 ) -> None:
     dense = DenseArch(13, (512, 256, 128), (1024, 1024, 512, 256, 1), "dot", data_type=data_type)
-    found = dense_ms(card, dense, batch, ("index_put",))
-    assert found == pytest.approx(measured_ms, rel=0.15)
+    predicted_ms = dense_ms(card, dense, batch, ("index_put",))
+    assert predicted_ms == pytest.approx(measured_ms, rel=0.15)
 
 
 def test_what_autocast_adds_to_cross_layers() -> None:

@@ -12,12 +12,12 @@ NEW, OLD = load_hardware("h100-sxm"), load_hardware("a100-80gb")
 
 
 def test_kernels_of_the_slower_memory_and_links_of_the_slower_network() -> None:
-    found = slowest([NEW, OLD])
-    assert found.name == "h100-sxm + a100-80gb"
-    assert (found.embedding, found.gemm, found.memory) == (OLD.embedding, OLD.gemm, OLD.memory)
-    assert found.collectives.inter == OLD.collectives.inter
-    assert found.overheads.op_us == max(NEW.overheads.op_us, OLD.overheads.op_us)
-    assert found.origins["embedding"] == "a100-80gb"
+    mixed = slowest([NEW, OLD])
+    assert mixed.name == "h100-sxm + a100-80gb"
+    assert (mixed.embedding, mixed.gemm, mixed.memory) == (OLD.embedding, OLD.gemm, OLD.memory)
+    assert mixed.collectives.inter == OLD.collectives.inter
+    assert mixed.overheads.op_us == max(NEW.overheads.op_us, OLD.overheads.op_us)
+    assert mixed.origins["embedding"] == "a100-80gb"
 
 
 def test_cpus_and_gpus_do_not_mix() -> None:

@@ -16,20 +16,20 @@ def test_the_excess_is_that_of_random_draws(ranks: int, apart: float, unlike: fl
     mean = 10 + apart * rng.random(ranks)
     deviation = 1 + unlike * (rng.random(ranks) - 0.5)
     drawn = (mean + deviation * rng.standard_normal((40_000, ranks))).max(axis=1).mean()
-    found = expected_excess(mean[None], deviation[None])
-    assert found.shape == (1, 1)
-    assert found[0, 0] == pytest.approx(drawn - mean.max(), abs=0.25)
+    excess = expected_excess(mean[None], deviation[None])
+    assert excess.shape == (1, 1)
+    assert excess[0, 0] == pytest.approx(drawn - mean.max(), abs=0.25)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), min_size=1, max_size=6))
 @settings(max_examples=100, deadline=None)
 def test_it_is_never_negative_and_zero_for_one_rank(ranks: list[tuple[float, float]]) -> None:
     mean, deviation = np.array(ranks).T[:, None]
-    found = expected_excess(mean, deviation)[0, 0]
-    assert found >= 0
-    assert found <= deviation.max() * 1.3
+    excess = expected_excess(mean, deviation)[0, 0]
+    assert excess >= 0
+    assert excess <= deviation.max() * 1.3
     if len(ranks) == 1:
-        assert found == 0
+        assert excess == 0
 
 
 @pytest.mark.parametrize(("lengths", "deviation"), [(5.0, 8.0), (2.5, None), (20.0, 0.0)])
@@ -45,10 +45,10 @@ def test_the_variance_is_that_of_drawn_ids(
     low = np.floor(drawn)
     ids = rng.binomial((low + (rng.random(drawn.shape) < drawn - low)).astype(int), share)
     total = ids.sum(axis=1)
-    found = relative_deviation(samples, lengths, deviation, share)
+    predicted = relative_deviation(samples, lengths, deviation, share)
     drawn_deviation = total.std() / total.mean()
-    if found:
-        assert found == pytest.approx(drawn_deviation, rel=0.1)
+    if predicted:
+        assert predicted == pytest.approx(drawn_deviation, rel=0.1)
     else:
         assert drawn_deviation < 1.05 * LEAST
 

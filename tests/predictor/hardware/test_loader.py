@@ -72,11 +72,11 @@ def test_a_profile_that_became_a_network_names_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "profile"),
+    ("alias", "profile"),
     [("h200", "h200-sxm"), ("H100 PCIe", "h100-pcie"), ("A100", "a100-80gb"), ("T4", "t4")],
 )
-def test_a_chip_may_be_named_as_people_do(given: str, profile: str) -> None:
-    assert load_hardware(given).name == profile
+def test_a_chip_may_be_named_as_people_do(alias: str, profile: str) -> None:
+    assert load_hardware(alias).name == profile
 
 
 def test_not_yaml_names_the_line() -> None:
@@ -135,10 +135,10 @@ def test_curve_bands_are_checked(valid: dict[str, object]) -> None:
 def test_a_chip_on_another_host(tmp_path: Path) -> None:
     slow = tmp_path / "slow.yaml"
     slow.write_text("base: h200-sxm\nhost: a100-80gb\n")
-    found, chip, host = (load_hardware(name) for name in (str(slow), "h200-sxm", "a100-80gb"))
-    assert found.overheads == host.overheads
-    assert found.gemm == chip.gemm
-    assert found.origins["overheads"] == host.origins["overheads"]
+    joined, chip, host = (load_hardware(name) for name in (str(slow), "h200-sxm", "a100-80gb"))
+    assert joined.overheads == host.overheads
+    assert joined.gemm == chip.gemm
+    assert joined.origins["overheads"] == host.origins["overheads"]
 
 
 @pytest.mark.parametrize(

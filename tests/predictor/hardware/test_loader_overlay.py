@@ -15,8 +15,8 @@ from predictor.hardware.schema import GROUP_NAMES
 H100 = load_hardware("h100-sxm")
 
 
-def group(name: str, of: str = "h100-sxm") -> dict[str, Any]:
-    return load_hardware(of).groups[name].model_dump(mode="json")
+def group(name: str, base: str = "h100-sxm") -> dict[str, Any]:
+    return load_hardware(base).groups[name].model_dump(mode="json")
 
 
 def write(path: Path, **data: Any) -> str:
@@ -31,23 +31,25 @@ def complaint(path: str) -> str:
 
 
 def test_groups_that_are_not_given_are_the_base_s(tmp_path: Path) -> None:
-    mine = group("gemm") | {"floor_us": 1.5}
+    products = group("gemm") | {"floor_us": 1.5}
     links = {"intra": group("collectives.intra") | {"rel_error": 0.5}}
-    path = write(tmp_path / "mine.yaml", base="h100-sxm", hbm_gib=70, gemm=mine, collectives=links)
-    found = load_hardware(path)
-    assert (found.name, found.hbm_gib, found.sms) == ("mine", 70, H100.sms)
-    assert found.gemm.floor_us == 1.5
-    assert found.collectives.intra.rel_error == 0.5
+    path = write(
+        tmp_path / "mine.yaml", base="h100-sxm", hbm_gib=70, gemm=products, collectives=links
+    )
+    profile = load_hardware(path)
+    assert (profile.name, profile.hbm_gib, profile.sms) == ("mine", 70, H100.sms)
+    assert profile.gemm.floor_us == 1.5
+    assert profile.collectives.intra.rel_error == 0.5
     for name in set(GROUP_NAMES) - {"gemm", "collectives.intra"}:
-        assert found.groups[name] == H100.groups[name]
-    given = {name for name, origin in found.origins.items() if origin == path}
-    assert given == {"gemm", "collectives.intra"}
-    assert set(found.origins.values()) == {path, "h100-sxm"}
+        assert profile.groups[name] == H100.groups[name]
+    overlaid = {name for name, origin in profile.origins.items() if origin == path}
+    assert overlaid == {"gemm", "collectives.intra"}
+    assert set(profile.origins.values()) == {path, "h100-sxm"}
 
 
 def test_a_partial_group_says_what_it_lacks(tmp_path: Path) -> None:
-    mine = {k: v for k, v in group("gemm").items() if k not in ("floor_us", "tiles")}
-    text = complaint(write(tmp_path / "mine.yaml", base="h100-sxm", gemm=mine))
+    partial = {k: v for k, v in group("gemm").items() if k not in ("floor_us", "tiles")}
+    text = complaint(write(tmp_path / "mine.yaml", base="h100-sxm", gemm=partial))
     assert "gemm.tiles: missing" in text
     assert "gemm.floor_us: missing" in text
     assert "mine.yaml:2: " in text
@@ -68,11 +70,11 @@ def test_bases_of_bases_and_paths_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     first = write(tmp_path / "first.yaml", base="h100-sxm", gemm=group("gemm") | {"split_k": 3})
     memory = group("memory") | {"hbm_gb_s": 1.0}
-    found = load_hardware(write(tmp_path / "sub" / "x.yaml", base="../first.yaml", memory=memory))
-    assert (found.gemm.split_k, found.memory.hbm_gb_s) == (3, 1.0)
-    assert Path(found.origins["gemm"]).samefile(first)
-    assert found.origins["memory"].endswith("x.yaml")
-    assert found.origins["embedding"] == "h100-sxm"
+    profile = load_hardware(write(tmp_path / "sub" / "x.yaml", base="../first.yaml", memory=memory))
+    assert (profile.gemm.split_k, profile.memory.hbm_gb_s) == (3, 1.0)
+    assert Path(profile.origins["gemm"]).samefile(first)
+    assert profile.origins["memory"].endswith("x.yaml")
+    assert profile.origins["embedding"] == "h100-sxm"
 
 
 def test_cycles_and_unknown_bases_say_where(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from tests.predictor.iteration.graphs import add, random_graph
 
 
 def parts(graph: Graph) -> dict[str, float]:
-    found: dict[str, float] = {}
+    durations: dict[str, float] = {}
     for segment in critical_path(graph, simulate(graph, keep_steps=True)):
-        found[segment.name] = found.get(segment.name, 0) + segment.duration_ms
-    return found
+        durations[segment.name] = durations.get(segment.name, 0) + segment.duration_ms
+    return durations
 
 
 def test_the_path_goes_through_the_rank_that_came_last() -> None:
@@ -37,8 +37,8 @@ def test_a_late_host_is_charged_to_the_host() -> None:
     add(graph, "read", 1.0, "host")
     add(graph, "dense", 2.0, host_ms=5.0)
     add(graph, "after", 0.5, host_ms=4.0, blocks_host=True)
-    found = parts(graph)
-    assert found == pytest.approx({"read": 1.0, "host issues work": 9.0, "after": 0.5})
+    durations = parts(graph)
+    assert durations == pytest.approx({"read": 1.0, "host issues work": 9.0, "after": 0.5})
     path = critical_path(graph, simulate(graph, keep_steps=True))
     assert {s.phase for s in path if s.name == "host issues work"} == {HOST}
 

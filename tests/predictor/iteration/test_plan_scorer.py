@@ -82,23 +82,23 @@ def test_a_batch_equals_its_plans_one_by_one(pipeline: str, topology: Topology, 
 def test_neighbours_equal_plans_scored_anew(pipeline: str, topology: Topology, seeds: int) -> None:
     for seed in range(seeds):
         batch, candidates = random_plans(seed, pipeline, topology, 12)
-        base, others = candidates[0], candidates[1:]
+        base, neighbours = candidates[0], candidates[1:]
         pick = random.Random(seed)
         changes = []
-        for other in others:
+        for neighbour in neighbours:
             tables = pick.sample(range(len(base)), pick.randint(1, len(base)))
-            changes.append({t: other[t] for t in tables})
-        found = neighbours_ms(batch, base, changes)
+            changes.append({t: neighbour[t] for t in tables})
+        times = neighbours_ms(batch, base, changes)
         full = [tuple(c.get(t, p) for t, p in enumerate(base)) for c in changes]
         fresh = PlanScorer(batch.workload, topology, device_bound())
-        assert found == pytest.approx(fresh.score(full), rel=1e-9)
+        assert times == pytest.approx(fresh.score(full), rel=1e-9)
 
 
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, candidates = random_plans(3, "sparse_dist", a_topology(2), 9)
-    whole = batch.score(candidates)
+    at_once = batch.score(candidates)
     monkeypatch.setattr("predictor.iteration.plan_scorer.CHUNK_ELEMENTS", 4)
-    assert batch.score(candidates) == pytest.approx(whole, rel=1e-9)
+    assert batch.score(candidates) == pytest.approx(at_once, rel=1e-9)
     assert batch.score([]).shape == (0,)
     assert neighbours_ms(batch, candidates[0], []).shape == (0,)
 

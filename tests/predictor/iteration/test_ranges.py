@@ -25,13 +25,13 @@ def workload(batch_size: int = 512) -> Workload:
 def measured(group: str, **ranges: tuple[float, float]) -> HardwareProfile:
     """H100 with these ranges in one group, and none in the others."""
 
-    def of(name: str, found: Any) -> Any:
+    def of(name: str, entry: Any) -> Any:
         ranged = ranges if name == group else {}
-        return found.model_copy(
-            update={"provenance": found.provenance.model_copy(update={"range": ranged})}
+        return entry.model_copy(
+            update={"provenance": entry.provenance.model_copy(update={"range": ranged})}
         )
 
-    groups = {name: of(name, found) for name, found in H100.groups.items() if "." not in name}
+    groups = {name: of(name, entry) for name, entry in H100.groups.items() if "." not in name}
     links = {
         name: of(f"collectives.{name}", getattr(H100.collectives, name))
         for name in ("intra", "inter")
@@ -41,8 +41,8 @@ def measured(group: str, **ranges: tuple[float, float]) -> HardwareProfile:
 
 
 def found(hw: HardwareProfile, batch_size: int = 512, ranks: int = 2) -> tuple[OutOfRange, ...]:
-    of, on = workload(batch_size), a_topology(ranks)
-    return predict(of, on, hw, in_turns(of, on)).out_of_range
+    model, on = workload(batch_size), a_topology(ranks)
+    return predict(model, on, hw, in_turns(model, on)).out_of_range
 
 
 def test_nothing_is_said_of_groups_without_ranges() -> None:
@@ -50,7 +50,7 @@ def test_nothing_is_said_of_groups_without_ranges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "quantity", "asked"),
+    ("group", "quantity", "largest"),
     [
         ("gemm", "m", 512),
         ("gemm", "n", 64 + 3),
@@ -65,12 +65,12 @@ def test_nothing_is_said_of_groups_without_ranges() -> None:
     ],
 )
 def test_the_largest_asked_is_held_against_the_upper_end(
-    group: str, quantity: str, asked: float
+    group: str, quantity: str, largest: float
 ) -> None:
     (item,) = found(measured(group, **{quantity: (0.0, 0.5)}))
     assert (item.group, item.profile, item.quantity) == (group, "h100-sxm", quantity)
     assert (item.low, item.high) == (0.0, 0.5)
-    assert item.asked == pytest.approx(asked)
+    assert item.asked == pytest.approx(largest)
     covered = measured(group, **{quantity: (item.asked * 0.5, item.asked)})
     assert found(covered) == ()
     # below the smallest row every law is a floor

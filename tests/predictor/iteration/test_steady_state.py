@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from predictor.iteration.graph import Dep, Graph
-from predictor.iteration.steady_state import CompiledTimeline
+from predictor.iteration.steady_state import CompiledTimeline, compile_timeline
 from predictor.iteration.timeline import simulate
 
 RANKS, WIDTH, PLANS = 4, 2, 6
@@ -59,6 +59,39 @@ def test_a_program_equals_the_timeline(whole: bool) -> None:
             )
 
 
+def variants(graph: Graph) -> Iterator[Graph]:
+    """Graphs that differ from one in a single thing that a program depends on."""
+    op, (first, *rest) = graph.ops[-1], graph.ops
+    yield replace(graph, launch_latency_ms=graph.launch_latency_ms + 1.0)
+    yield replace(graph, inline_streams=frozenset())
+    yield replace(graph, intra_group_size=1)
+    for change in (
+        {"host_ms": op.host_ms + 1.0},
+        {"kernels": op.kernels + 2},
+        {"blocks_host": not op.blocks_host},
+        {"deps": () if op.deps else (Dep(0, lag=1),)},
+        {"scope": None if op.scope else "world"},
+        {"thread": "third"},
+        {"stream": "compute" if op.stream == "copy" else "copy"},
+        {"cost_ms": np.array([9.0])},
+        {"cost_ms": np.linspace(9.0, 10.0, RANKS)[None]},
+        {"active": np.arange(PLANS) % 2 == 0},
+    ):
+        yield replace(graph, ops=[first, *rest[:-1], replace(op, **change)])
+
+
+def test_only_graphs_of_one_program_share_it() -> None:
+    for seed in range(30):
+        graph = random_graph(seed, 0, whole=True)
+        shared = compile_timeline(graph, whole=True)
+        assert compile_timeline(random_graph(seed, 1, whole=True), whole=True) is shared
+        for other in variants(graph):
+            whole = all(op.active is None for op in other.ops)
+            found = compile_timeline(other, whole=whole).iteration_ms(other, PLANS)
+            expected = simulate(other, plans=PLANS).iteration_ms
+            assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
 def left_out(graph: Graph, plan: int) -> Graph:
     """The graph of a plan without the operations that it does not have; their dependants wait for
     what they would have waited for."""
@@ -73,8 +106,8 @@ def left_out(graph: Graph, plan: int) -> Graph:
                 yield from deps(graph.ops[dep.op].deps, dep.lag + lag)
 
     ops = []
-    for op, kept in zip(graph.ops, there, strict=True):
-        if kept:
+    for op, exists in zip(graph.ops, there, strict=True):
+        if exists:
             costs = np.atleast_2d(op.cost_ms)
             own = costs[min(plan, len(costs) - 1)]
             ops.append(replace(op, cost_ms=own, active=None, deps=tuple(deps(op.deps))))
@@ -85,9 +118,9 @@ def test_an_operation_that_a_plan_does_not_have_is_as_if_it_were_left_out() -> N
     for seed in range(150):
         graph = random_graph(seed, 0, whole=False)
         if all(op.active is None or all(dep.lag == 0 for dep in op.deps) for op in graph.ops):
-            found = simulate(graph, plans=PLANS).iteration_ms
+            together_ms = simulate(graph, plans=PLANS).iteration_ms
             expected = [simulate(left_out(graph, p)).iteration_ms[0] for p in range(PLANS)]
-            assert found == pytest.approx(np.array(expected), rel=1e-9, abs=1e-12)
+            assert together_ms == pytest.approx(np.array(expected), rel=1e-9, abs=1e-12)
 
 
 def test_a_critical_cycle_sets_the_period() -> None:

@@ -89,9 +89,9 @@ def total(graph: Graph) -> float:
 @settings(max_examples=150, deadline=None)
 def test_never_below_the_longest_path_nor_a_resource(seed: int) -> None:
     graph = random_trace_graph(seed)
-    found = total(graph)
-    assert found >= longest_path(graph) - 1e-9
-    assert found >= busy(graph) - 1e-9
+    total_ms = total(graph)
+    assert total_ms >= longest_path(graph) - 1e-9
+    assert total_ms >= busy(graph) - 1e-9
 
 
 @given(seeds)
@@ -148,11 +148,11 @@ def test_the_backward_runs_on_its_own_thread_while_the_main_one_waits() -> None:
     assert total(graph) == pytest.approx(8)
 
 
-def filled(fills: bool, *, other: bool | None = False) -> Timeline:
+def filled(fills: bool, *, beside: bool | None = False) -> Timeline:
     graph = Graph(1, 1)
     add(graph, "large", 5.0, "compute", host_ms=1.0)
     add(graph, "small", 1.0, "side", host_ms=1.0)
-    both = zip(graph.ops, (fills, other), strict=True)
+    both = zip(graph.ops, (fills, beside), strict=True)
     graph.ops = [replace(op, fills=value) for op, value in both]
     return simulate_once(graph)
 
@@ -160,4 +160,4 @@ def filled(fills: bool, *, other: bool | None = False) -> Timeline:
 def test_what_becomes_ready_beside_a_kernel_that_fills_the_device_waits_for_it() -> None:
     assert filled(True).steps[0].start[1, 0, 0] == pytest.approx(6)
     assert filled(False).steps[0].start[1, 0, 0] == pytest.approx(2)
-    assert filled(True, other=None).steps[0].start[1, 0, 0] == pytest.approx(2), "a copy"
+    assert filled(True, beside=None).steps[0].start[1, 0, 0] == pytest.approx(2), "a copy"

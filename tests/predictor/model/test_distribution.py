@@ -84,8 +84,8 @@ def test_lru_hit_rate_agrees_with_a_simulated_cache() -> None:
     cache: dict[int, None] = {}
     hits = 0
     for position, row in enumerate(ids.tolist()):
-        found = row in cache
-        hits += found and position >= 10_000
+        hit = row in cache
+        hits += hit and position >= 10_000
         cache.pop(row, None)
         cache[row] = None
         if len(cache) > 200:
@@ -111,14 +111,14 @@ def test_misses_from_an_empty_cache_agree_with_a_simulated_one() -> None:
     bins = Zipf(1.0).bins(n)
     misses = []
     for _ in range(20):
-        held: dict[int, None] = {}
+        rows_in_cache: dict[int, None] = {}
         missed = 0
         for row in rng.choice(n, draws, p=zipf_probs(1.0, 0.0, n)).tolist():
-            missed += row not in held
-            held.pop(row, None)
-            held[row] = None
-            if len(held) > cache:
-                held.pop(next(iter(held)))
+            missed += row not in rows_in_cache
+            rows_in_cache.pop(row, None)
+            rows_in_cache[row] = None
+            if len(rows_in_cache) > cache:
+                rows_in_cache.pop(next(iter(rows_in_cache)))
         misses.append(missed)
     assert bins.batch_misses(draws, cache) == pytest.approx(np.mean(misses), rel=0.03)
 
@@ -129,13 +129,13 @@ def test_misses_from_an_empty_cache_rise_with_draws_and_fall_with_room(
     distribution: Distribution, n: int, draws: float, room: float, factor: float
 ) -> None:
     bins = distribution.bins(n)
-    found = bins.batch_misses(draws, room)
-    slack = 1e-6 * (1 + found)
-    assert bins.unique(draws) - slack <= found <= draws + slack
-    assert bins.batch_misses(draws * factor, room) >= found - slack
-    assert bins.batch_misses(draws, room * factor) <= found + slack
-    whole = max(float(n), bins.rows)
-    assert bins.batch_misses(draws, whole) == pytest.approx(bins.unique(draws), rel=1e-6)
+    misses = bins.batch_misses(draws, room)
+    slack = 1e-6 * (1 + misses)
+    assert bins.unique(draws) - slack <= misses <= draws + slack
+    assert bins.batch_misses(draws * factor, room) >= misses - slack
+    assert bins.batch_misses(draws, room * factor) <= misses + slack
+    most = max(float(n), bins.rows)
+    assert bins.batch_misses(draws, most) == pytest.approx(bins.unique(draws), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_id_ranges_share_rows_mass_and_distinct(
     # ranges of 100, 100 and 90 rows
     rows = np.array(shares) + 1.0
     rows *= np.array([100.0, 100.0, 90.0]) / rows.sum(axis=0)
-    whole = Empirical(tuple(rows.sum(axis=1)), tuple(range(len(rows), 0, -1)))
-    law, table = EmpiricalByRange(whole, rows, 100, 290), 290 + more
+    all_rows = Empirical(tuple(rows.sum(axis=1)), tuple(range(len(rows), 0, -1)))
+    law, table = EmpiricalByRange(all_rows, rows, 100, 290), 290 + more
     edges = [0, *sorted(cuts), table]
     parts = [law.between(a, b, table) for a, b in pairwise(edges)]
     bins = law.bins(table)

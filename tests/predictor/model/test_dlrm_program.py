@@ -88,14 +88,14 @@ def test_parameters_of_half_precision_are_cast_there_and_back() -> None:
 @pytest.mark.parametrize("data_type", ["fp32", "bf16"])
 def test_memory_is_given_back_once_and_not_used_again(kind: str | DcnV2, data_type: str) -> None:
     program = dense_program(a_model(kind, data_type=data_type, optimizer="adagrad"))
-    gone: set[int] = set()
+    freed: set[int] = set()
     for op in (*ops(program), *ops(program, "backward"), *ops(program, "optimizer")):
         used = {operand.storage for operand in (*op.inputs, *op.outputs)}
-        assert not used & gone, op.name
-        assert not gone & set(op.freed)
-        gone |= set(op.freed)
-    assert not gone & {operand.storage for operand in program.resident}
-    assert len(gone) > 40
+        assert not used & freed, op.name
+        assert not freed & set(op.freed)
+        freed |= set(op.freed)
+    assert not freed & {operand.storage for operand in program.resident}
+    assert len(freed) > 40
 
 
 @pytest.mark.parametrize(

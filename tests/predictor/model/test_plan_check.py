@@ -36,8 +36,8 @@ def test_what_does_not_fit_the_model_is_named() -> None:
         replace(good, tables=extra)
     )
     outside = TablePlan(T.TABLE_WISE, ComputeKernel.FUSED, (Shard(2, (0, 0), (100_000, 64)),))
-    found = message(replace(good, tables={**good.tables, "cat_0": outside}))
-    assert found == "table 'cat_0' has a shard on rank 2; ranks are 0 to 1"
+    error_text = message(replace(good, tables={**good.tables, "cat_0": outside}))
+    assert error_text == "table 'cat_0' has a shard on rank 2; ranks are 0 to 1"
     assert match_plan(workload, topology, good) == tuple(good.tables.values())
 
 

@@ -134,8 +134,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def plan_of(
     kind: ShardingType, *shards: tuple[int, tuple[int, int], tuple[int, int]], world: int = 2
 ) -> ShardingPlan:
-    made = tuple(Shard(*shard) for shard in shards)
-    return ShardingPlan({"t0": TablePlan(kind, ComputeKernel.FUSED, made)}, world, world)
+    placed = tuple(Shard(*shard) for shard in shards)
+    return ShardingPlan({"t0": TablePlan(kind, ComputeKernel.FUSED, placed)}, world, world)
 
 
 T = ShardingType

@@ -26,10 +26,10 @@ from tests.search.problems import a_table, a_workload
 def test_an_intra_group_is_the_larger_of_host_and_domain(
     world: int, local: int | None, domain: int, intra: int, groups: int, hosts: int
 ) -> None:
-    found = a_topology(world, local, domain)
-    assert (found.intra_group_size, found.groups, found.hosts) == (intra, groups, hosts)
-    assert [found.group_of(r) for r in (0, world - 1)] == [0, groups - 1]
-    assert found.nvlink_domain == (domain or found.local_world_size)
+    topology = a_topology(world, local, domain)
+    assert (topology.intra_group_size, topology.groups, topology.hosts) == (intra, groups, hosts)
+    assert [topology.group_of(r) for r in (0, world - 1)] == [0, groups - 1]
+    assert topology.nvlink_domain == (domain or topology.local_world_size)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +84,15 @@ def test_as_many_ranks_share_a_host_as_in_torchrecs_groups(
     groups = ReplicaGroups(size, use_inter_host_allreduce=contiguous)
     matrix = peers(groups, world)
     copies = [list(column) for column in zip(*matrix, strict=True)]
-    for found, members in (
+    for on_host, members in (
         (groups.sharding_group(job(world, local)), matrix),
         (groups.replica_group(job(world, local)), copies),
     ):
         for ranks in members:
-            assert len(ranks) == found.world_size
+            assert len(ranks) == on_host.world_size
             hosts = [rank // local for rank in ranks]
             assert hosts == sorted(hosts)
-            assert {hosts.count(host) for host in hosts} == {found.local_world_size}
+            assert {hosts.count(host) for host in hosts} == {on_host.local_world_size}
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_levels_of_the_network_are_seen_by_groups_that_span_them() -> None:
 
 def test_facts_are_read_back() -> None:
     groups = ReplicaGroups(4, 10, use_inter_host_allreduce=True)
-    found = ReplicaGroups.from_facts(groups.facts(job(16, 8)), "plan.json")
-    assert found == (groups, 16, 8)
+    read = ReplicaGroups.from_facts(groups.facts(job(16, 8)), "plan.json")
+    assert read == (groups, 16, 8)
     for broken in (None, [], {"size": 4}, {**groups.facts(job(16, 8)), "size": 0}):
         with pytest.raises(InputError, match=r"plan\.json: replica_groups"):
             ReplicaGroups.from_facts(broken, "plan.json")

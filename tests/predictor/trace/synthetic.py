@@ -86,8 +86,8 @@ def _step(step: int, start: float, schema: str, markers: bool) -> list[Event]:
         ids: dict[str, Any] = {"External id" if schema != OLDEST else "external id": number}
         if schema == RECENT:
             ids["Record function id"] = number - 500 * step
-        given = {key.replace("_", " "): value for key, value in args.items()}
-        return _event(kind, name, 1, 1, start + at, length, {**ids, **given}, schema)
+        event_args = {key.replace("_", " "): value for key, value in args.items()}
+        return _event(kind, name, 1, 1, start + at, length, {**ids, **event_args}, schema)
 
     def launch(name: str, at: int, offset: int) -> Event:
         args = {"correlation": correlation + offset}
@@ -96,21 +96,21 @@ def _step(step: int, start: float, schema: str, markers: bool) -> list[Event]:
     def device(name: str, at: int, length: int, offset: int, **args: Any) -> Event:
         stream = args.pop("stream", 7)
         kind = args.pop("kind", "kernel")
-        given = {"correlation": correlation + offset, "stream": stream, "device": 0, **args}
-        return _event(kind, name, 0, stream, start + at, length, given, schema)
+        event_args = {"correlation": correlation + offset, "stream": stream, "device": 0, **args}
+        return _event(kind, name, 0, stream, start + at, length, event_args, schema)
 
     floats = {"Input_Dims": [[10, 10], [10, 10]], "Input_type": ["float", "float"]}
-    one = {"Input_Dims": [[1000]], "Input_type": ["float"]}
+    vector = {"Input_Dims": [[1000]], "Input_type": ["float"]}
     comm = COMM_ARGS if schema == RECENT else {}
     name = f"ProfilerStep#{step + 3}"
     marker = host(name, 0, STEP_US - 1, "user_annotation")
-    found = [
+    events = [
         host("aten::mm", 10, 50, **floats),
         launch("cudaLaunchKernel", 20, 1),
         device("void mm_kernel<float>(int)", 50, 200, 1),
         host("c10d::allreduce_", 100, 80),
         host("record_param_comms", 110, 60, **comm),
-        host("nccl:all_reduce", 115, 50, "user_annotation", **one),
+        host("nccl:all_reduce", 115, 50, "user_annotation", **vector),
         launch("cudaLaunchKernelExC", 120, 2),
         device("ncclKernel_AllReduce_RING_LL_Sum_float(x)", 150, 300, 2, stream=20, **comm),
         launch("cudaMemcpyAsync", 300, 3),
@@ -119,7 +119,7 @@ def _step(step: int, start: float, schema: str, markers: bool) -> list[Event]:
         launch("cudaLaunchKernel", 600, 4),
         device("void add_kernel<float>(int)", 620, 100, 4),
     ]
-    return [marker, *found] if markers else found
+    return [marker, *events] if markers else events
 
 
 def _event(
@@ -168,7 +168,7 @@ def _node(
     schema: str = "",
 ) -> dict[str, Any]:
     thread = 0 if number == 1 else 1
-    known = {"rf_id": record, "seq_id": -1, "scope": 0, "tid": thread, "op_schema": schema}
+    attributes = {"rf_id": record, "seq_id": -1, "scope": 0, "tid": thread, "op_schema": schema}
     sides = {"input": _columns(inputs), "output": _columns(outputs)}
     if not nested:
         flat = {
@@ -176,7 +176,7 @@ def _node(
             for side, columns in sides.items()
             for i, ending in enumerate(("s", "_shapes", "_types"))
         }
-        return {"name": name, "id": number, "parent": parent, "fw_parent": 0, **known, **flat}
+        return {"name": name, "id": number, "parent": parent, "fw_parent": 0, **attributes, **flat}
     return {
         "id": number,
         "name": name,
@@ -185,7 +185,7 @@ def _node(
             f"{side}s": dict(zip(("values", "shapes", "types"), columns, strict=True))
             for side, columns in sides.items()
         },
-        "attrs": [{"name": key, "type": "x", "value": value} for key, value in known.items()],
+        "attrs": [{"name": key, "type": "x", "value": value} for key, value in attributes.items()],
     }
 
 

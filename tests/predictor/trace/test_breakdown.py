@@ -42,8 +42,8 @@ def test_parts(trace: RankTrace) -> None:
 
 
 def test_work_past_the_end_counts_where_it_runs(trace: RankTrace) -> None:
-    late = DeviceEvent("k", "kernel", 7, trace.steps[0].end_us - 10, trace.steps[0].end_us + 30)
-    first, second, _ = breakdown(replace(trace, device=(*trace.device, late)))
+    kernel = DeviceEvent("k", "kernel", 7, trace.steps[0].end_us - 10, trace.steps[0].end_us + 30)
+    first, second, _ = breakdown(replace(trace, device=(*trace.device, kernel)))
     assert first.parts["compute"] == pytest.approx(synthetic.COMPUTE_MS + 0.01)
     assert second.parts["compute"] == pytest.approx(synthetic.COMPUTE_MS + 0.03)
 

@@ -50,18 +50,21 @@ def test_archives_pass_over_what_is_no_trace(tmp_path: Path, mode: str) -> None:
 def test_other_json_beside_traces_is_left_out(tmp_path: Path) -> None:
     write(tmp_path, "plan.json", {"schema": "shardopt.plan/1"})
     write(tmp_path, "rank0.json", kineto())
-    found = load_traces([tmp_path])
-    assert [t.rank for t in found.traces] == [0]
-    assert any("plan.json: not a trace; left out" in note for note in found.notes)
+    traces = load_traces([tmp_path])
+    assert [t.rank for t in traces.traces] == [0]
+    assert any("plan.json: not a trace; left out" in note for note in traces.notes)
 
 
 def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
-    whole = gzip.compress(CONTENT)
+    compressed = gzip.compress(CONTENT)
     tar = archive(tmp_path / "whole.tar.gz", {"rank0.json": CONTENT}).read_bytes()
     plain = archive(tmp_path / "whole.tar", {"rank0.json": CONTENT}, "w").read_bytes()
     files = {
-        "cut.json.gz": (whole[: len(whole) // 2], "cut off; copy it again"),
-        "flipped.json.gz": (whole[:60] + b"\x00\xff\x00" + whole[63:], "damaged gzip|not JSON"),
+        "cut.json.gz": (compressed[: len(compressed) // 2], "cut off; copy it again"),
+        "flipped.json.gz": (
+            compressed[:60] + b"\x00\xff\x00" + compressed[63:],
+            "damaged gzip|not JSON",
+        ),
         "cut.tar.gz": (tar[: len(tar) // 2], "cut off; copy it again|damaged"),
         "cut.tar": (plain[: len(plain) // 2], "damaged tar|cut off"),
         "cut.json": (CONTENT[: len(CONTENT) // 2], "cut off"),
@@ -78,16 +81,16 @@ def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "words.txt": (b"hello", "not a trace: starts with 'h'"),
         "other.json": (b'{"a": 1}', "without `traceEvents`"),
     }
-    found = {}
+    contents = {}
     for name, (content, words) in files.items():
         (tmp_path / name).write_bytes(content)
-        found[name] = (tmp_path / name, words)
+        contents[name] = (tmp_path / name, words)
     (tmp_path / "folder").mkdir()
-    found["folder"] = (tmp_path / "folder", "no trace files in this folder")
+    contents["folder"] = (tmp_path / "folder", "no trace files in this folder")
     none = archive(tmp_path / "none.tar.gz", {"readme.txt": b"x"})
-    found["none.tar.gz"] = (none, "no trace files in this archive")
-    found["missing"] = (tmp_path / "othr.json", r"no such trace file.*did you mean 'other.json'")
-    return found
+    contents["none.tar.gz"] = (none, "no trace files in this archive")
+    contents["missing"] = (tmp_path / "othr.json", r"no such trace file.*did you mean 'other.json'")
+    return contents
 
 
 def test_every_broken_file_is_named_with_its_reason(tmp_path: Path) -> None:

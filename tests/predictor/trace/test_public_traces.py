@@ -57,15 +57,15 @@ def test_ranks_steps_and_counts(eight: TraceSet) -> None:
 
 def test_collectives(eight: TraceSet) -> None:
     measured = rows("trace_param_dlrm8xV100_collectives.csv")
-    found = [
+    read = [
         (trace.rank, event)
         for trace in eight.traces
         for event in sorted(trace.device, key=lambda e: e.collective.order if e.collective else -1)
         if event.collective is not None
     ]
-    assert len(found) == len(measured)
+    assert len(read) == len(measured)
     kinds = {"a2a": "all_to_all", "allreduce": "all_reduce"}
-    for (rank, event), row in zip(found, measured, strict=True):
+    for (rank, event), row in zip(read, measured, strict=True):
         call = event.collective
         assert call is not None
         assert (rank, call.order) == (int(row["rank"]), int(row["idx"]))
@@ -93,8 +93,8 @@ def test_every_node_finds_its_op(eight: TraceSet) -> None:
 
 
 def test_an_execution_trace_of_one_iteration_serves_all() -> None:
-    found = load_traces([TRACES / f"param_linear_{kind}.json.gz" for kind in ("kineto", "et")])
-    (trace,), (execution,) = found.traces, found.executions
+    traces = load_traces([TRACES / f"param_linear_{kind}.json.gz" for kind in ("kineto", "et")])
+    (trace,), (execution,) = traces.traces, traces.executions
     ops = [e for e in trace.host if e.kind != "runtime"]
     tied = [e for e in ops if e.node is not None]
     # 40 iterations of one program

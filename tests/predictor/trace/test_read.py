@@ -29,17 +29,17 @@ def test_missing_ranks(tmp_path: Path) -> None:
 
 def test_duplicate_ranks_keep_the_first(tmp_path: Path) -> None:
     paths = [write(tmp_path, f"{name}.json", kineto(0)) for name in ("a", "b")]
-    found = load_traces(paths)
-    assert [t.source for t in found.traces] == [str(paths[0])]
-    assert any(f"{paths[1]}: left out, as {paths[0]}" in note for note in found.notes)
+    traces = load_traces(paths)
+    assert [t.source for t in traces.traces] == [str(paths[0])]
+    assert any(f"{paths[1]}: left out, as {paths[0]}" in note for note in traces.notes)
 
 
 def test_execution_traces_find_their_rank(tmp_path: Path) -> None:
     paths = [write(tmp_path, f"et_{r}.json", execution(r)) for r in (0, 1)]
     paths += [write(tmp_path, f"rank{r}.json", kineto(r, schema=OLDEST)) for r in (0, 1)]
-    found = load_traces(paths)
-    assert [e.rank for e in found.executions] == [0, 1]
-    for trace in found.traces:
+    traces = load_traces(paths)
+    assert [e.rank for e in traces.executions] == [0, 1]
+    for trace in traces.traces:
         assert sum(e.node is not None for e in trace.host) == 10
 
 
@@ -112,13 +112,13 @@ def test_clocks(tmp_path: Path, shift: float) -> None:
     """Small differences stay: collectives do not end at the very same time."""
     paths = [write(tmp_path, f"{r}.json", kineto(r, start_us=1e6 + shift * r)) for r in (0, 1)]
     assert clock_offsets([read_kineto(p) for p in paths]) == pytest.approx({0: 0.0, 1: shift})
-    found = load_traces(paths)
-    first, second = found.traces
+    traces = load_traces(paths)
+    first, second = traces.traces
     if abs(shift) < 1000:
-        assert found.notes == ()
+        assert traces.notes == ()
         assert second.steps[0].start_us - first.steps[0].start_us == pytest.approx(shift)
     else:
-        assert f"rank 1 by {shift / 1e3:+.3f} ms" in found.notes[0]
+        assert f"rank 1 by {shift / 1e3:+.3f} ms" in traces.notes[0]
         assert second.steps == first.steps
         assert second.device == first.device
         assert second.host == first.host
@@ -134,5 +134,5 @@ def renamed(document: dict[str, Any]) -> dict[str, Any]:
 
 def test_other_collectives(tmp_path: Path) -> None:
     paths = [write(tmp_path, "0.json", kineto(0)), write(tmp_path, "1.json", renamed(kineto(1)))]
-    (told,) = load_traces(paths).notes
-    assert "the one at position 0 is all_reduce on rank 0, all_to_all on rank 1" in told
+    (note,) = load_traces(paths).notes
+    assert "the one at position 0 is all_reduce on rank 0, all_to_all on rank 1" in note

@@ -134,6 +134,15 @@ def test_the_list_of_advice_does_not_depend_on_the_time_left() -> None:
     assert (late.tried, late.not_tried) == (in_time.tried, in_time.not_tried)
 
 
+def test_without_effort_steps_are_priced_at_the_plan_alone() -> None:
+    case = sequences(copying(H100))
+    plan, ms = planned(case)
+    advised = Advisor(case, plan, ms, effort=0.0).advise()
+    assert advised.advice
+    assert all(advice.same_plan for advice in advised.advice)
+    check_times(case, advised, plan)
+
+
 def test_settings_without_a_price_are_named_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

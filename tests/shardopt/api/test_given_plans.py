@@ -72,7 +72,7 @@ def test_plans_for_other_ranks_are_not_compared(model: Path, tmp_path: Path) -> 
 def test_what_torchrec_runs(model: Path, tmp_path: Path) -> None:
     days = table("data_parallel", "dense", *REPLICAS)
     path = written(tmp_path, items=halves(0, 1, 25000), days=days)
-    _, (found,) = predict_plans(model, [path], Machine())
+    (found,) = predict_plans(model, [path], Machine()).predictions
     assert len(found.doubts) == 1
     assert "does not say which model file" in found.doubts[0]
 
@@ -89,7 +89,7 @@ def test_broken_constraints_are_named(model: Path, tmp_path: Path) -> None:
         text = text.replace(line, f"{line}    constraints: {given}\n")
     model.write_text(text)
     items = table("table_wise", "fused", (1, [0, 0], [50000, 64]))
-    _, (found,) = predict_plans(model, [written(tmp_path, items=items)], Machine())
+    (found,) = predict_plans(model, [written(tmp_path, items=items)], Machine()).predictions
     told = "\n".join(found.doubts)
     assert "'users' breaks the model's constraints: constraints.sharding_types" in told
     assert "'days' breaks the model's constraints: constraints.compute_kernels" in told
@@ -100,7 +100,8 @@ def test_broken_constraints_are_named(model: Path, tmp_path: Path) -> None:
 def test_means_that_torchrec_computes_wrong_are_a_doubt(model: Path, tmp_path: Path) -> None:
     line = "    num_embeddings: 50000\n"
     model.write_text(model.read_text().replace(line, f"{line}    pooling: mean\n"))
-    _, (found,) = predict_plans(model, [written(tmp_path, items=halves(0, 1, 25000))], Machine())
+    path = written(tmp_path, items=halves(0, 1, 25000))
+    (found,) = predict_plans(model, [path], Machine()).predictions
     assert any("divide the output" in doubt for doubt in found.doubts)
 
 
@@ -112,7 +113,7 @@ def test_a_bound_holds_for_the_model_and_the_machine_it_was_proved_for(
     path.write_text(answer.plan_text())
 
     def bound(**machine: Any) -> float | None:
-        return predict_plans(model, [path], Machine(**machine))[1][0].bound_ms
+        return predict_plans(model, [path], Machine(**machine)).predictions[0].bound_ms
 
     assert bound() == answer.result.lower_bound_ms > 0
     assert bound(batch_size=1024) is None
@@ -128,4 +129,4 @@ def test_a_bound_holds_for_the_model_and_the_machine_it_was_proved_for(
 
 
 def test_a_plan_that_no_search_wrote_has_no_bound(model: Path, tmp_path: Path) -> None:
-    assert predict_plans(model, [written(tmp_path)], Machine())[1][0].bound_ms is None
+    assert predict_plans(model, [written(tmp_path)], Machine()).predictions[0].bound_ms is None

@@ -1,6 +1,7 @@
 """Confirmation of plans on simulated ranks: who wins, who is out, and the report."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from predictor.errors import InfeasibleError, InputError
 from predictor.hardware.learned import Learned
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from search.problem import RankedPlan
+from shardopt.api.document import confirmation_keys
 from shardopt.api.request import Machine
 from shardopt.api.setting import Setting, resolve
 from shardopt.bench import confirm as room
@@ -102,9 +104,10 @@ def test_the_fastest_measured_plan_wins(play: Play) -> None:
     found = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0})
     assert found.best.name == "plan 2"
     assert found.gain == pytest.approx((0.1, 0.1, 0.1))
-    data = found.as_object()
-    assert data["measured_gain"] == pytest.approx({"value": 0.1, "low": 0.1, "high": 0.1})
-    dropped = {one["plan"]: one["dropped_after"] for one in data["confirmed"]}
+    assert confirmation_keys(found)["measured_gain"] == pytest.approx(
+        {"value": 0.1, "low": 0.1, "high": 0.1}
+    )
+    dropped = {plan.name: plan.dropped_after for plan in found.plans}
     assert dropped == {"plan 1": ROUNDS, "plan 2": None, "torchrec": None}
 
 
@@ -171,9 +174,10 @@ def test_the_ranks_of_torchrun_are_told_to_end_where_nothing_could_be_timed(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[object] = []
-    led = SimpleNamespace(joined=SimpleNamespace(talk=SimpleNamespace(share=told.append)))
+    joined = nullcontext((None, SimpleNamespace(share=told.append)))
     monkeypatch.setattr(room, "check_job", lambda *_, **__: None)
-    monkeypatch.setattr(room, "LedSessions", lambda *_: led)
+    monkeypatch.setattr(room, "joined_ranks", lambda *_: joined)
+    monkeypatch.setattr(room, "LedSessions", lambda *_: None)
     with pytest.raises(InputError), room.sessions_of(setting, PLANS, tmp_path, Rank(0, 2, 0, 2)):
         raise InputError("no plan could be timed")
     assert told == [None]

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +10,10 @@ from predictor.cost.collectives import OPS
 from shardopt.calibrate import Group, families, lookups, products
 from shardopt.calibrate import points as design
 from shardopt.calibrate.collectives import collective_points
-from shardopt.calibrate.points import BRIEF, QUICK, TINY, CalibrationSettings, Device, Point
+from shardopt.calibrate.points import BRIEF, QUICK, TINY, Device, Point
 from shardopt.calibrate.products import BATCH_LAYOUTS, GPU_DTYPES
-from shardopt.calibrate.rows import Measurement, key_of, row_of_samples
+from shardopt.calibrate.rows import key_of
 from shardopt.config.model import load_model
-from shardopt.measure.sampling import CpuTimer, Samples, Timer
 
 pytest.importorskip("scipy")
 
@@ -112,24 +110,23 @@ def test_reference_kernels_lie_around_the_collectives() -> None:
 
 @pytest.mark.parametrize("gpu", [None, LARGE])
 def test_a_group_takes_its_own_points_and_no_others(gpu: Device | None) -> None:
-    every = [*families.alone(TINY, gpu=gpu), *families.together(TINY, 2)]
-    assert families.of_group(every, None) == every
+    points = [*families.alone(TINY, gpu=gpu), *families.together(TINY, 2)]
+    every = {point.family for point in points}
+    assert all(families.needs(None, family) for family in every)
     # kernels of a GPU are timed by its clock, whichever they are
-    clock = [point for point in every if point.family == "clock"]
-    every = [point for point in every if point not in clock]
     for group in (Group.EMBEDDING, Group.GEMM):
-        assert families.of_group(clock, group) == clock
-    taken = [point for group in Group for point in families.of_group(every, group)]
-    assert len(taken) == len({id(point) for point in taken}) < len(every)
+        assert families.needs(group, "clock")
+    every -= {"clock"}
+    taken = [family for group in Group for family in every if families.needs(group, family)]
+    assert len(taken) == len(set(taken)) < len(every)
     for group in Group:
-        assert families.of_group(every, group), group
+        assert any(families.needs(group, family) for family in every), group
 
 
 def test_the_host_alone_is_brief() -> None:
-    kernels = families.of_group(families.alone(BRIEF, gpu=LARGE), Group.HOST)
-    exchanges = families.of_group(families.together(BRIEF, 2), Group.HOST)
-    assert {point.family for point in kernels} == {"host"}
-    assert {point.family for point in exchanges} == {"iteration"}
+    points = [*families.alone(BRIEF, gpu=LARGE), *families.together(BRIEF, 2)]
+    of_host = {p.family for p in points if families.needs(Group.HOST, p.family)}
+    assert of_host == {"host", "iteration"}
     assert BRIEF.iteration_rounds < QUICK.iteration_rounds
 
 
@@ -154,39 +151,8 @@ def test_products_of_a_model_are_measured_before_others(dense: str) -> None:
     assert not [p for p in families.alone(QUICK, model) if p in own], "a CPU's are not"
 
 
-class Broken(CpuTimer):
-    """A device that no longer answers."""
-
-    def synchronize(self) -> None:
-        raise RuntimeError("device-side assert")
-
-
-def test_a_point_that_fails_is_a_row_with_its_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("fbgemm_gpu")
-
-    def refuse(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-        if point.params["bytes"] == 2:
-            raise RuntimeError("row_counter_dev ... Float, but found Half\nand a stack")
-        return [row_of_samples(point, Samples((1e-3, 1e-3)))]
-
-    monkeypatch.setitem(families.ALONE, "elementwise", refuse)
-    timers = [CpuTimer(2**16), Broken(2**16)]
-    monkeypatch.setattr(families, "timer_of", lambda _: timers.pop(0))
-    points = [Point("elementwise", {"bytes": n}) for n in (1, 2, 3)]
-    settings = CalibrationSettings("nccl", 1, TINY, tmp_path / "rows.csv")
-    device = SimpleNamespace(type="cpu")
-    rows = list(families.measure_alone(points, device, settings, lambda: True))
-    assert [row.point for row in rows] == points
-    failure = "RuntimeError: row_counter_dev ... Float, but found Half"
-    assert [row.failure for row in rows] == [None, failure, None]
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        list(families.measure_alone(points, device, settings, lambda: True))
-
-
 def gpu_lookups(device: Device = LARGE) -> list[Point]:
-    return lookups.gpu_points(design.FULL, device)
+    return [p for p in families.alone(design.FULL, gpu=device) if p.family.startswith("lookup")]
 
 
 @pytest.mark.parametrize("device", [LARGE, SMALL])

@@ -20,6 +20,7 @@ from shardopt.calibrate.rows import (
     Measurement,
     Origin,
     accept,
+    missing,
     points_again,
     read_rows,
     row_of_failure,
@@ -57,18 +58,18 @@ def test_rows_of_families_that_are_no_longer_measured_are_read(file: Calibration
         file.append(row_of_samples(point, Samples((5e-6, 6e-6))))
     again = CalibrationRows(file.path, ORIGIN)
     assert [row.point for row in again.rows[-2:]] == list(old)
-    assert all(again.has(point) for point in old)
+    assert not missing(again.rows, old)
 
 
 def test_only_complete_points_are_left_out_of_the_next_run(file: CalibrationRows) -> None:
     iteration = Point("iteration", {"plan": "tw", "tables": 8})
     file.append(row_of_samples(iteration, Samples((5e-3, 6e-3)), "wall"))
     again = CalibrationRows(file.path, ORIGIN)
-    assert again.has(GEMM)
-    for point, missing in ((LOOKUP, "backward"), (iteration, "cpu")):
-        assert not again.has(point), f"its {missing} was not measured"
-        again.append(row_of_samples(point, Samples((2e-3, 2e-3)), missing))
-        assert again.has(point)
+    assert not missing(again.rows, [GEMM])
+    for point, part in ((LOOKUP, "backward"), (iteration, "cpu")):
+        assert missing(again.rows, [GEMM, point]) == [point], f"its {part} was not measured"
+        again.append(row_of_samples(point, Samples((2e-3, 2e-3)), part))
+        assert not missing(again.rows, [point])
 
 
 def test_a_point_that_failed_is_kept_with_its_message_and_not_measured_again(
@@ -78,7 +79,7 @@ def test_a_point_that_failed_is_kept_with_its_message_and_not_measured_again(
     for point in (GEMM, LOOKUP):
         file.append(row_of_failure(point, refused))
     again = CalibrationRows(file.path, ORIGIN)
-    assert all(again.has(point) for point in (GEMM, LOOKUP))
+    assert not missing(again.rows, [GEMM, LOOKUP])
     failed = [row for row in again.rows if row.failure]
     assert [row.failure for row in failed] == ["RuntimeError: Float, but found Half"] * 2
     found = accept(again.rows)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,18 @@ from predictor.errors import InputError
 from shardopt.calibrate import families, host, run
 from shardopt.calibrate import points as design
 from shardopt.calibrate.points import CalibrationSettings, Point
-from shardopt.calibrate.rows import CalibrationRows, Measurement, Origin, accept, row_of_samples
+from shardopt.calibrate.rows import (
+    CalibrationRows,
+    Measurement,
+    Origin,
+    accept,
+    missing,
+    row_of_samples,
+)
 from shardopt.config.model import load_model
 from shardopt.measure.sampling import Samples
+from shardopt.ranks.launch import OnReport
+from shardopt.ranks.rank import Rank
 from shardopt.ranks.realtime import Runtime
 
 ROOT = Path(__file__).parents[3]
@@ -49,15 +59,13 @@ TABLES = [[1000, 8, 64, 288.0, 240.0]]
 )
 def test_a_row_is_named_kept_and_counted(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     point: Point,
     facts: dict[str, object],
     said: str,
 ) -> None:
-    monkeypatch.setattr(run, "points_of", lambda settings: ([point], [Point("gemm", {})]))
     asked = settings(tmp_path)
     file, lines = CalibrationRows(asked.rows, ORIGIN), list[str]()
-    save = run.saver(asked, file, [point], lines.append)
+    save = run.saver(asked, file, [point, Point("gemm", {})], lines.append)
     save(row_of_samples(point, Samples((1e-3, 1e-3, 1e-3)), "forward", **facts))
     assert lines == [f"[1/2] {said}: 1.000 ms"]
     assert [row.point for row in file.rows] == [point]
@@ -74,7 +82,6 @@ def test_rows_say_their_runtime_and_two_are_never_mixed(
         "gloo", 2, design.TINY, tmp_path / "rows.csv", runtime=runtime
     )
     point = Point("gemm", {"m": 64, "dtype": "fp32", "layout": "nn"})
-    monkeypatch.setattr(run, "points_of", lambda settings: ([point], []))
     save = run.saver(asked, run.open_rows(asked, print), [point], print)
     save(row_of_samples(point, Samples((1e-3, 1e-3))))
     assert [row.runtime for row in run.open_rows(asked, print).rows] == [runtime]
@@ -88,25 +95,34 @@ def test_rows_say_their_runtime_and_two_are_never_mixed(
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     """Every point that was measured, in order; it takes 20 s, and is uneven unless it is a
     collective's second time."""
+    pytest.importorskip("fbgemm_gpu")
+    from shardopt.calibrate import kernels, together
+
     done = list[Point]()
     monkeypatch.setattr(run, "origin", lambda backend: ORIGIN)
     monkeypatch.setattr(run.time, "monotonic", lambda: 20.0 * len(done))
 
-    def run_points(
-        settings: CalibrationSettings,
-        points: list[Point],
-        ranks: int,
-        on_row: Callable[[Measurement], None],
-        limit: run.Stretch,
-    ) -> None:
+    def measured_points(
+        points: list[Point], _device: object, _settings: object, lasts: Callable[[float], bool]
+    ) -> Iterator[Measurement]:
         for point in points:
-            if limit.lasts():
+            if lasts(1.0):
                 done.append(point)
                 steady = point.family == "collective" and done.count(point) == 2
                 last = 1e-3 if steady or "steady" in point.params else 0.1
-                on_row(row_of_samples(point, Samples((1e-3,) * 9 + (last,))))
+                yield row_of_samples(point, Samples((1e-3,) * 9 + (last,)))
 
-    monkeypatch.setattr(run, "run_points", run_points)
+    def run_ranks(
+        body: Callable[..., None], _: int, *task: Any, on_report: OnReport, **_others: object
+    ) -> None:
+        body(Rank(0, 1, 0, 1), partial(on_report, 0), *task)
+
+    alone = None, SimpleNamespace(share=lambda value: value)
+    monkeypatch.setattr(run, "joined_ranks", lambda *_: nullcontext(alone))
+    monkeypatch.setattr(run.logging, "disable", lambda _: None)
+    monkeypatch.setattr(kernels, "measure_alone", measured_points)
+    monkeypatch.setattr(together, "measure_together", measured_points)
+    monkeypatch.setattr(run, "run_ranks", run_ranks)
     return done
 
 
@@ -145,24 +161,21 @@ def test_a_limit_leaves_time_for_all_ranks_and_the_same_command_goes_on(
         before = len(measured)
         file = run.measure(asked, lambda text: None)
         assert len(measured) - before <= 4, "a point that is begun is finished"
-        there.append([sum(file.has(p) for p in of) for of in (kernels, exchanges)])
+        there.append([len(of) - len(missing(file.rows, of)) for of in (kernels, exchanges)])
     assert there[0] == [2, 1]
     assert there[-1] == [4, 4]
 
 
 def test_iterations_that_there_is_no_time_for_are_left_to_the_next_run() -> None:
     """They take most of a minute on a busy machine, and begin last."""
+    pytest.importorskip("fbgemm_gpu")
+    from shardopt.calibrate import together
+
     device: Any = SimpleNamespace(type="cpu")
     points = host.iteration_points(2)
     asked = settings(Path())
-    late = host.measure_iterations(points, device, asked, go_on=lambda: False, later=True)
+    late = together.measure_iterations(points, device, asked, go_on=lambda: False, later=True)
     assert list(late) == []
-
-
-def test_ranks_leave_as_much_time_as_they_took_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run.time, "monotonic", lambda: 108.0)
-    assert run.Stretch(100.0, 136.0).less_start() == run.Stretch(100.0, 128.0)
-    assert run.Stretch(100.0).less_start().end == math.inf
 
 
 def test_the_tables_of_a_model_come_first() -> None:

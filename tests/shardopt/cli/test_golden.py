@@ -11,7 +11,7 @@ from predictor.hardware.loader import load_hardware
 from predictor.iteration.critical_path import Segment
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import Timeline
-from predictor.model.memory.ranks import RankMemory
+from predictor.model.memory.ranks import RankMemory, RankPeak
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_from_dict
 from predictor.model.topology import Topology
@@ -23,9 +23,9 @@ from search.problem import RankedPlan, Result, ScenarioTimes
 from search.tune.advice import Advice, Advised, OtherMachine
 from search.tune.knobs import Step
 from shardopt.api.answer import Answer
+from shardopt.api.document import ExplainAnswer, GivenPlan, advice_keys, changes_keys, path_keys
 from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes, PlanChange
-from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.explain.waits import Cause, Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.report import explain
@@ -71,8 +71,8 @@ def prediction(scale: float = 1.0, ranks: int = 2, used_gib: float = 40.0) -> Pr
         path.append(Segment(name, phase, "embedding", 0, now, now + value))
         now += value
     memory = tuple(
-        RankMemory(rank, round(used_gib * GIB / (rank + 1)), 64 * GIB, 0, 256 * GIB)
-        for rank in range(ranks)
+        RankMemory(rank, used, 64 * GIB, 0, 256 * GIB, RankPeak(0, used, used, 64 * GIB, 64 * GIB))
+        for rank, used in ((r, round(used_gib * GIB / (r + 1))) for r in range(ranks))
     )
     return Prediction(
         iteration_ms=total,
@@ -110,7 +110,8 @@ def an_answer(plan_data: dict[str, Any], bound_ms: float = 9.5) -> Answer:
     baselines = {"torchrec_greedy": 15.0, "greedy_size": 12.5, "random": 31.0, "even": 10.0}
     result = Result(plans, bound_ms, "work", baselines, {}, 1.25, 4321, 0)
     gain = ExpectedGain("torchrec default", 0.021, (-0.0104, 0.0496), 0.034, 128)
-    return Answer(setting(), result, tuple(predictions), {}, gain=gain, advised=advised(plan))
+    head = setting().head(0)
+    return Answer(setting(), result, tuple(predictions), head, gain=gain, advised=advised(plan))
 
 
 def advised(plan: ShardingPlan) -> Advised:
@@ -142,19 +143,19 @@ def drawn(width: int, blocks: Sequence[Block]) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_plan(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
-    golden(f"plan_{width}.txt", drawn(width, report(an_answer(plan_data), END)))
+    golden(f"plan_{width}.txt", drawn(width, report(an_answer(plan_data).document(), END)))
 
 
 def said(made: Answer) -> str:
     """The report, in one line."""
-    return " ".join(drawn(100, report(made, END)).split())
+    return " ".join(drawn(100, report(made.document(), END)).split())
 
 
 def test_what_is_proved(plan_data: dict[str, Any]) -> None:
     assert "plan 1 is optimal" in said(an_answer(plan_data, bound_ms=10.0))
     nothing = an_answer(plan_data, bound_ms=0.0)
     assert "Nothing is proved" in said(nothing)
-    assert "optimal" not in drawn(160, headline(nothing))
+    assert "optimal" not in drawn(160, headline(nothing.document()))
 
 
 def test_what_plan_1_gains(plan_data: dict[str, Any]) -> None:
@@ -177,20 +178,20 @@ def test_what_plan_1_gains(plan_data: dict[str, Any]) -> None:
 
 def test_quiet_plan_is_one_short_line_and_a_regret(plan_data: dict[str, Any]) -> None:
     made = an_answer(plan_data)
-    (text,) = drawn(160, headline(made)).splitlines()
+    (text,) = drawn(160, headline(made.document())).splitlines()
     assert text.startswith("10.00 ms per iteration, at most 5.3 % from optimal; 1 TW, 1 CW")
     times = ScenarioTimes("windy", 1.0, 10.4, 10.0, 9.9)
     result = replace(made.result, aim="regret", scenarios=(times,))
-    assert "4.0 %" in drawn(160, headline(replace(made, result=result))).splitlines()[1]
+    assert "4.0 %" in drawn(160, headline(replace(made, result=result).document())).splitlines()[1]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_predict(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
     plan = plan_from_dict(plan_data, where="plan")
     given = [
-        PredictedPlan("slow.json", plan, prediction(1.25)),
-        PredictedPlan("fast.json", plan, prediction()),
-        PredictedPlan("large.json", plan, prediction(1.125, used_gib=65.5)),
+        GivenPlan.of(plan, prediction(1.25), plan="slow.json"),
+        GivenPlan.of(plan, prediction(), plan="fast.json"),
+        GivenPlan.of(plan, prediction(1.125, used_gib=65.5), plan="large.json"),
     ]
     golden(f"predict_{width}.txt", drawn(width, predictions(given)))
 
@@ -201,7 +202,7 @@ def test_a_doubt_is_printed_once_and_names_its_plans_unless_all_share_it(
     plan = plan_from_dict(plan_data, where="plan")
     ops = [{"shared": 2}, {"shared": 2}, {"shared": 2, "alone": 1}]
     given = [
-        PredictedPlan(f"{name}.json", plan, replace(prediction(), dense_ops_by_bytes=calls))
+        GivenPlan.of(plan, replace(prediction(), dense_ops_by_bytes=calls), plan=f"{name}.json")
         for name, calls in zip("abc", ops, strict=True)
     ]
     for several, doubts in ((given[:2], 1), (given, 2)):
@@ -212,10 +213,12 @@ def test_a_doubt_is_printed_once_and_names_its_plans_unless_all_share_it(
         assert sum("c.json" in text for text in texts) == doubts - 1
 
 
-def explanation(plan_data: dict[str, Any], *, ranks: int = 20, alone: bool = False) -> Explanation:
+def explanation(
+    plan_data: dict[str, Any], *, ranks: int = 20, alone: bool = False
+) -> ExplainAnswer:
     """Explain two plans; with ``alone``, a plan without waits and without remedies."""
     plan = plan_from_dict(plan_data, where="plan")
-    cause = Cause("ebc.CW lookup", "embedding_forward", 1.5, 0.75, (("users", 0.8),))
+    cause = Cause("ebc.CW lookup", "embedding_forward", 1.5, 0.75, {"users": 0.8})
     wait = Wait("ebc.CW.all_to_all", "output_dist_forward", 1, 0, 0.75, 0.5, ranks - 1, (cause,))
     change = PlanChange("users: from rank 0 to rank 3", {}, 9.0, 1.0)
     what_if = [
@@ -223,16 +226,31 @@ def explanation(plan_data: dict[str, Any], *, ranks: int = 20, alone: bool = Fal
         WhatIf("skew", "all ids equally likely", 12.5, 2.5),
         WhatIf("limit", "no host overhead (such as CUDA graphs)", 10.0, 0.0),
     ]
-    other = PredictedPlan("other.json", plan, prediction(1.25, ranks=ranks))
-    given = PredictedPlan("plan.json", plan, prediction(ranks=ranks))
-    if alone:
-        return Explanation(given, [], Changes(512, ()), what_if, [])
-    return Explanation(given, [wait], Changes(512, (change,)), what_if, [other])
+    other = GivenPlan.of(plan, prediction(1.25, ranks=ranks), plan="other.json")
+    given = GivenPlan.of(plan, prediction(ranks=ranks), plan="plan.json")
+    changes = Changes(512, () if alone else (change,))
+    keys = {
+        "setting": setting(),
+        "lower_bound_ms": None,
+        "critical_path": path_keys(given.prediction.critical_path),
+        "host_work": {},
+        "waits": [] if alone else [wait],
+        "changes": changes_keys(plan, changes),
+        "memory_notes": [],
+        "sensitivity": what_if,
+        "deciding": [],
+        "others": [] if alone else [other],
+        "table_times": {},
+        "critical_groups": frozenset(),
+    }
+    return ExplainAnswer.model_validate(
+        {**vars(given), **setting().facts(), **advice_keys(None), **keys}
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_explain(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
-    text = drawn(width, explain.report(explanation(plan_data), "cuda"))
+    text = drawn(width, explain.report(explanation(plan_data)))
     golden(f"explain_{width}.txt", text)
 
 
@@ -250,6 +268,6 @@ def test_diff(plan_data: dict[str, Any], golden: Golden) -> None:
 
 
 def test_many_ranks_are_shortened(plan_data: dict[str, Any]) -> None:
-    text = drawn(80, explain.report(explanation(plan_data, ranks=64, alone=True), "cuda"))
+    text = drawn(80, explain.report(explanation(plan_data, ranks=64, alone=True)))
     for words in ("4 least busy of 64", "None of the 512", "no rank waits"):
         assert words in " ".join(text.split())

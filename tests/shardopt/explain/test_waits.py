@@ -23,7 +23,7 @@ def test_the_late_rank_and_its_heaviest_table_are_named() -> None:
     found = find_waits(problem, plan, predicted(problem, plan).prediction)
     forward = next(wait for wait in found if wait.phase == "output_dist_forward")
     assert (forward.late_rank, forward.rank != 2) == (2, True)
-    (name, share), *_ = forward.causes[0].tables
+    (name, share), *_ = forward.causes[0].tables.items()
     assert (name, share > 0.9) == ("heavy", True)
     assert "for rank 2's lookup of heavy" in forward.words
     explained = sum(cause.excess_ms for cause in forward.causes) / forward.wait_ms
@@ -62,8 +62,8 @@ def test_waits_lie_on_the_path_and_within_the_iteration(ranks: list[int]) -> Non
         assert 0 <= wait.median_ms <= wait.wait_ms <= idle_ms + 1e-9
         for cause in wait.causes:
             held = {key for key, table in plan.tables.items() if wait.late_rank in table.ranks}
-            assert {key for key, _ in cause.tables} <= held
-            assert sum(share for _, share in cause.tables) <= 1 + 1e-9
+            assert set(cause.tables) <= held
+            assert sum(cause.tables.values()) <= 1 + 1e-9
 
 
 def test_of_many_equal_tables_a_few_are_named() -> None:
@@ -76,7 +76,7 @@ def test_of_many_equal_tables_a_few_are_named() -> None:
 def test_words_without_a_cause_name_the_rank_alone() -> None:
     wait = Wait("x.all_to_all", "output_dist_forward", 1, 0, 2.0, 1.0, 1, ())
     assert wait.words.startswith("Rank 1 waits 2.000 ms for rank 0 before")
-    other = Cause("bottom.0", "dense_forward", 1.0, 0.5, ())
+    other = Cause("bottom.0", "dense_forward", 1.0, 0.5, {})
     assert "for rank 0's bottom.0 before" in replace(wait, causes=(other,)).words
 
 

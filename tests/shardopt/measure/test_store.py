@@ -26,70 +26,52 @@ CSV = RowKind(
     comment="# shots\n",
     remedy="shoot again",
 )
-JSON = RowKind(
-    what="shot",
-    keys=("name", "ms"),
-    parse=lambda fields: Shot(str(fields["name"]), 1.0 * fields["ms"]),
-    fields=lambda shot: vars(shot),
-    json_lines=True,
-    remedy="shoot again",
-)
 SHOTS = [Shot("a", 1.5), Shot("b, c", 2.0)]
-kinds = pytest.mark.parametrize("kind", [CSV, JSON], ids=["csv", "json"])
 
 
-@kinds
-def test_rows_come_back_as_they_were_written(kind: RowKind[Shot], tmp_path: Path) -> None:
+def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     grown, whole = tmp_path / "grown", tmp_path / "whole"
-    file = RowsFile(grown, kind)
+    file = RowsFile(grown, CSV)
     for shot in SHOTS:
         file.append(shot)
-    write_rows(whole, kind, SHOTS)
+    write_rows(whole, CSV, SHOTS)
     assert grown.read_text() == whole.read_text()
-    assert read_rows(grown, kind) == file.rows == RowsFile(grown, kind).rows == SHOTS
+    assert read_rows(grown, CSV) == file.rows == RowsFile(grown, CSV).rows == SHOTS
 
 
-@kinds
-def test_a_run_goes_on_wherever_it_was_killed(kind: RowKind[Shot], tmp_path: Path) -> None:
+def test_a_run_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "rows"
-    write_rows(path, kind, SHOTS)
+    write_rows(path, CSV, SHOTS)
     text = path.read_text()
     for size in range(len(text)):
         path.write_text(text[:size])
-        read = read_rows(path, kind) if size else []
+        read = read_rows(path, CSV) if size else []
         assert path.read_text() == text[:size], "reading changes nothing"
-        file = RowsFile(path, kind)
+        file = RowsFile(path, CSV)
         assert file.rows == SHOTS[: len(file.rows)] == read
         for shot in SHOTS[len(file.rows) :]:
             file.append(shot)
-        assert read_rows(path, kind) == SHOTS
+        assert read_rows(path, CSV) == SHOTS
         assert path.read_text() == text
 
 
-@kinds
-def test_a_broken_line_is_named(kind: RowKind[Shot], tmp_path: Path) -> None:
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows"
-    write_rows(path, kind, [*SHOTS, *SHOTS])
+    write_rows(path, CSV, [*SHOTS, *SHOTS])
     lines = path.read_text().splitlines()
-    head = len(kind.head.splitlines())
+    head = len(CSV.head.splitlines())
     lines[head] = lines[head].replace("1.5", '"')
     lines[head + 2] = "nonsense"
     path.write_text("\n".join(lines) + "\n")
     said = rf"rows:{head + 1}: not a shot: .* \(and 1 more lines\); shoot again"
     with pytest.raises(InputError, match=said):
-        read_rows(path, kind)
+        read_rows(path, CSV)
     with pytest.raises(InputError, match=said):
-        RowsFile(path, kind)
+        RowsFile(path, CSV)
 
 
 def test_keys_and_versions_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "rows"
-    path.write_text('{"name": "a"}\n')
-    with pytest.raises(InputError, match="rows:1: not a shot: 'ms' is missing"):
-        read_rows(path, JSON)
-    path.write_text("[]\n")
-    with pytest.raises(InputError, match="rows:1: not a shot: not a JSON object, but list"):
-        read_rows(path, JSON)
     path.write_text("schema,name,ms\nshots/2,a,1\n")
     with pytest.raises(InputError, match=r"rows:2: .*'shots/2', but this version reads 'shots/1'"):
         read_rows(path, CSV)

@@ -10,8 +10,9 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Table
 from predictor.predict import predict
 from search.problem import Problem
+from shardopt.api.document import ExplainAnswer, GivenPlan
+from shardopt.api.explanation import explain_plans
 from shardopt.api.setting import Setting
-from shardopt.explain.explanation import Explanation, PredictedPlan, explain_plan
 from tests.builders import a_table, a_topology, a_workload, device_bound, plan_of, table_wise
 
 NASTY = "<script>alert('t')</script>&amp;\"]]>"
@@ -36,10 +37,10 @@ def whole(problem: Problem, ranks: Sequence[int]) -> ShardingPlan:
     return plan_of(problem.workload, problem.topology, candidate)
 
 
-def predicted(problem: Problem, plan: ShardingPlan, name: str = "plan.json") -> PredictedPlan:
+def predicted(problem: Problem, plan: ShardingPlan, name: str = "plan.json") -> GivenPlan:
     """A plan with its prediction."""
     prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
-    return PredictedPlan(name, plan, prediction)
+    return GivenPlan.of(plan, prediction, plan=name)
 
 
 def a_setting(problem: Problem) -> Setting:
@@ -49,14 +50,19 @@ def a_setting(problem: Problem) -> Setting:
     )
 
 
+def explained(problem: Problem, *plans: GivenPlan) -> ExplainAnswer:
+    """Explain the first of some plans, without advice."""
+    return explain_plans(a_setting(problem), plans, advise=False)
+
+
 @cache
-def nasty() -> tuple[Setting, Explanation]:
+def nasty() -> ExplainAnswer:
     """Twelve tables, one with a hostile name; most on rank 0, beside a plan that spreads them."""
     given = tables(*(1000 * (i + 1) for i in range(12)))
     given[3] = replace(given[3], name=NASTY)
     problem = a_problem(given)
-    plans = [
+    return explained(
+        problem,
         predicted(problem, whole(problem, [0] * 9 + [1, 2, 3]), "</script>.json"),
         predicted(problem, whole(problem, [i % WORLD for i in range(12)]), "even.json"),
-    ]
-    return a_setting(problem), explain_plan(problem, plans)
+    )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shardopt.race import Confirmation, Confirmed
-from shardopt.report.blocks import Grid
+from shardopt.report.blocks import TextTable
 from shardopt.report.plan import gained, measured
 
 FAST = Confirmed("plan 1", None, "cp-sat", 8.0, (7.9, 8.1), None)
@@ -15,7 +15,7 @@ NOTE = "plan 2 is out: rank 0: [/enforce]"
 def test_plans_are_shown_with_times_gain_and_why_one_is_out() -> None:
     found = Confirmation((THEIRS, FAST, DEAD), FAST, (0.2, 0.19, 0.21), (NOTE,))
     _, grid, note, gain = measured(found, None)
-    assert isinstance(grid, Grid)
+    assert isinstance(grid, TextTable)
     assert [row[0] for row in grid.rows] == ["plan 1", "torchrec", "plan 2"]
     assert grid.rows[0][1] == "8.000"
     assert NOTE in str(note)

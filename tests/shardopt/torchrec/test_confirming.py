@@ -12,6 +12,7 @@ from torch import nn
 
 from predictor.errors import InputError
 from shardopt.race import Entrant, Race, run_race
+from shardopt.ranks.rank import Talk
 from shardopt.torchrec import confirming as room
 from shardopt.torchrec.confirming import Alarm, Confirm, JoinedSessions, confirm, copy_of, untouched
 from tests.shardopt.torchrec.hook_models import bag
@@ -64,7 +65,7 @@ class Plans:
 
 def measured(plans: Plans, *names: str, seconds: float = 0.05) -> Race:
     race = race_of(*names)
-    sessions = JoinedSessions(plans, CPU)
+    sessions = JoinedSessions(plans, CPU, Talk())
     run_race(race, sessions, sessions.now() + seconds)
     sessions.talk.close()
     return race
@@ -203,7 +204,7 @@ def test_on_gpus_plans_run_on_nccl_and_are_timed_by_events(monkeypatch: pytest.M
         asked.append("build")
         return lambda: None
 
-    race, sessions = race_of("a"), JoinedSessions(make, gpu)
+    race, sessions = race_of("a"), JoinedSessions(make, gpu, Talk())
     sessions.run(race, 1, ["a"], 0.0)
     # ranks agree over gloo, and those of NCCL connect before any can fail
     assert asked[:4] == ["gloo", "nccl", "barrier", "build"]

@@ -19,6 +19,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats
 from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from torchrec.distributed.types import (
     BoundsCheckMode,
     CacheAlgorithm,
@@ -39,7 +40,6 @@ from torchrec.types import DataType
 from predictor.errors import PlanError, ShardoptError
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_json import plan_from_dict, plan_to_dict
-from shardopt.api.answer import plan_head
 from shardopt.api.request import Machine
 from shardopt.api.setting import resolve
 from shardopt.config.write import write_model
@@ -47,6 +47,8 @@ from shardopt.extras import needs_torchrec
 from shardopt.torchrec.convert import from_torchrec, to_torchrec
 from tests.builders import a_table, a_workload
 from tests.distributed.training_case import table_plan
+from tests.shardopt.torchrec.hook_models import holding
+from tests.shardopt.torchrec.left_modules import quantised
 
 T = ShardingType
 
@@ -320,6 +322,40 @@ def test_other_kinds_of_module() -> None:
     }
 
 
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE])
+def test_a_module_quantised_for_inference(kind: ShardingType) -> None:
+    """Its kernels have other names, and TorchRec's planner takes its rows for bytes."""
+    sharders = [QuantEmbeddingBagCollectionSharder()]
+    module = holding(quantised())
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=2, compute_device="cuda"),
+        constraints={n: ParameterConstraints(sharding_types=[kind.value]) for n in "ab"},
+        debug=False,
+    )
+    ours = from_torchrec(planner.plan(module, sharders), module, world_size=2)
+    assert {t.compute_kernel for t in ours.tables.values()} == {ComputeKernel.FUSED}
+    assert {s.size[1] for t in ours.tables.values() for s in t.shards} == {64}
+    theirs = to_torchrec(ours, module)
+    assert {t.compute_kernel for t in theirs.plan["x"].values()} == {"quant"}
+    assert from_torchrec(theirs, module, world_size=2).tables == ours.tables
+    dense = {key: replace(t, compute_kernel=ComputeKernel.DENSE) for key, t in ours.tables.items()}
+    with pytest.raises(PlanError, match="use fused, fused_uvm, fused_uvm_caching"):
+        to_torchrec(replace(ours, tables=dense), module)
+
+
+def test_columns_of_a_quantised_table_are_bytes_in_torchrecs_plans() -> None:
+    module = holding(quantised())
+    columns = ParameterConstraints(sharding_types=["column_wise"], min_partition=32)
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=2, compute_device="cuda"),
+        constraints=dict.fromkeys("ab", columns),
+        debug=False,
+    )
+    plan = planner.plan(module, [QuantEmbeddingBagCollectionSharder()])
+    with pytest.raises(PlanError, match="allow table_wise and row_wise"):
+        from_torchrec(plan, module, world_size=2)
+
+
 @pytest.mark.parametrize(("hardware", "device"), [("h100-sxm", "cuda"), ("cpu-gloo", "cpu")])
 def test_a_plan_is_for_the_device_it_was_planned_for(
     tmp_path: Path, hardware: str, device: str
@@ -327,7 +363,7 @@ def test_a_plan_is_for_the_device_it_was_planned_for(
     """Whatever device is here."""
     write_model(tmp_path / "model.yaml", a_workload())
     setting = resolve(tmp_path / "model.yaml", Machine(gpus=WORLD, hardware=hardware))
-    plan = replace(ONE_OF_EACH, meta=plan_head(setting, 0))
+    plan = replace(ONE_OF_EACH, meta=setting.head(0))
     theirs = to_torchrec(plan, bags(*ONE_OF_EACH.tables)).plan[""]
     specs = [table.sharding_spec for table in theirs.values() if table.sharding_spec]
     assert {s.placement.device().type for spec in specs for s in spec.shards} == {device}

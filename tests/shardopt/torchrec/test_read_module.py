@@ -19,9 +19,10 @@ from torchrec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
 from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.planner.types import PlannerError, ShardingOption
 from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.feature_processor_ import (
@@ -38,6 +39,7 @@ from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
+from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -98,6 +100,11 @@ PLANNED = {
         ManagedCollisionEmbeddingCollectionSharder,
         "exact_sgd",
     ),
+    "prioritised sequences": (
+        lambda: PECEmbeddingCollection(sequences("a", "b")),
+        PECEmbeddingCollectionSharder,
+        "exact_sgd",
+    ),
 }
 
 
@@ -135,6 +142,34 @@ def test_what_no_law_predicts_is_left_to_torchrec(
         topology=topology(), batch_size=512, constraints=told, debug=False
     )
     assert str(plan) == str(theirs.plan(model, by))
+
+
+class LaterOption(ShardingOption):
+    """An option of a TorchRec that has one more setting."""
+
+    def __init__(self, *args: Any, num_nodes: int | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.num_nodes = num_nodes
+
+
+class LaterEnumerator(EmbeddingEnumerator):
+    """Cuts the rows of table ``a`` over two hosts."""
+
+    def enumerate(self, module: nn.Module, sharders: Any) -> list[ShardingOption]:
+        options = super().enumerate(module, sharders)
+        for option in options:
+            option.__class__ = LaterOption
+            option.num_nodes = 2 if option.name == "a" else None
+        return options
+
+
+def test_a_table_with_a_setting_of_a_later_torchrec_is_left_to_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = planner(enumerator=LaterEnumerator(topology(), 512, factors(**FACTORS)))
+    assert set(made.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
+    assert [table.name for table in made.found.problem.workload.tables] == ["b"]
+    assert "num_nodes=2" in caplog.text
 
 
 # --- every field of ParameterConstraints ---------------------------------------------------------
@@ -313,6 +348,8 @@ def test_what_is_not_priced_is_said() -> None:
     (said,) = not_priced(holding(managed_bags()), ())
     assert "managed collision" in said
     assert "is not priced" in said
+    (said,) = not_priced(holding(PECEmbeddingCollection(sequences("a"))), ())
+    assert "PECEmbeddingCollection 'x'" in said
     told = factors(a=5.0, b=3.0)
     told["a"].num_poolings = [2.0]
     (said,) = not_priced(Model(), workload_of(Model(), constraints=told).tables)

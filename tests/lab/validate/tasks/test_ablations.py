@@ -41,28 +41,28 @@ APART, TOGETHER = (
 
 
 def test_nothing_taken_out_is_the_prediction() -> None:
-    found = FULL.times(WORKLOAD, RANKS, CPU, [APART, TOGETHER])
-    wanted = [predict(WORKLOAD, RANKS, CPU, p).iteration_ms for p in (APART, TOGETHER)]
-    assert found == pytest.approx(wanted)
+    times = FULL.times(WORKLOAD, RANKS, CPU, [APART, TOGETHER])
+    expected = [predict(WORKLOAD, RANKS, CPU, p).iteration_ms for p in (APART, TOGETHER)]
+    assert times == pytest.approx(expected)
 
 
 def test_each_ablation_changes_the_time_in_its_direction() -> None:
     full = FULL.times(WORKLOAD, RANKS, CPU, [APART])[0]
-    found = {a.name: a.times(WORKLOAD, RANKS, CPU, [APART])[0] for a in ABLATIONS}
-    assert found["uniform indices assumed"] > full
-    assert found["lookups in place of distinct rows"] > found["uniform indices assumed"]
-    assert found["without collectives and their copies"] < full
-    assert found["sums in place of synchronisation"] != full
-    assert found["constant bandwidth of collectives"] < full
+    times = {a.name: a.times(WORKLOAD, RANKS, CPU, [APART])[0] for a in ABLATIONS}
+    assert times["uniform indices assumed"] > full
+    assert times["lookups in place of distinct rows"] > times["uniform indices assumed"]
+    assert times["without collectives and their copies"] < full
+    assert times["sums in place of synchronisation"] != full
+    assert times["constant bandwidth of collectives"] < full
 
 
 def test_on_a_cpu_the_largest_sum_is_the_timeline_in_which_nobody_waits() -> None:
     for plan in (APART, TOGETHER):
-        found = predict(WORKLOAD, RANKS, CPU, plan).graph
+        graph = predict(WORKLOAD, RANKS, CPU, plan).graph
         alone = dataclasses.replace(
-            found, ops=[dataclasses.replace(op, scope=None) for op in found.ops]
+            graph, ops=[dataclasses.replace(op, scope=None) for op in graph.ops]
         )
-        assert period_ms(alone) == pytest.approx(busiest_ms(found))
+        assert period_ms(alone) == pytest.approx(busiest_ms(graph))
 
 
 def test_every_id_is_a_row_of_its_own() -> None:

@@ -97,7 +97,7 @@ def test_what_was_expected_less_what_was_measured(report: Report) -> None:
     assert ours["optimism"] == pytest.approx(
         sum(1 - (1 - gain) / (1 - is_) for gain, is_ in pairs) / 2
     )
-    assert ours["within 5 points"] == sum(abs(of) <= NEAR for of in off) / 2
+    assert ours["within 5 points"] == sum(abs(difference) <= NEAR for difference in off) / 2
     # in the first task the clock names no plan, in the second prediction and clock may differ
     assert ours["same sign"] == (1 + (predicted(report)[2] > 0)) / 2
     assert shipped["plans"] == foretold["plans"] == 1
@@ -121,8 +121,8 @@ def test_random_plans_have_a_line_of_their_own(lab: Any) -> None:
             (2, [("random_1", 1.2)]),
         )
     ]
-    wanted = [sum(1 - p / m for p, m in of) / len(of) for of in ratios]
-    assert line["optimism"] == pytest.approx(sum(wanted) / 2)
+    expected = [sum(1 - p / m for p, m in pairs) / len(pairs) for pairs in ratios]
+    assert line["optimism"] == pytest.approx(sum(expected) / 2)
     assert [row.name["plan"] for row in report.counted] == [THEIRS, OURS] * 2
     assert len(report.rows) == 7
 

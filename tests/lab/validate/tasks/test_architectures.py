@@ -72,15 +72,15 @@ def test_rounds_beside_other_work_do_not_count(lab, times_of) -> None:
     rows.rounds[0]["ranks_ms"] = {n: [[1e3] * 2] * 2 for n in rows.names}
     write_rows(path, rows)
     report = validate_architectures(lab.root)
-    kept = [row for row in report.rows if row.name["task"] == 1]
+    first_task = [row for row in report.rows if row.name["task"] == 1]
     # even rounds are 5 % faster than the median of all, and one of them is left out
-    assert max(row.measured_ms for row in kept) < 1e3
-    for of in rows.rounds[: len(rows.rounds) - FEWEST_ROUNDS + 1]:
-        of["other_cores"] = 1.0
+    assert max(row.measured_ms for row in first_task) < 1e3
+    for busy_round in rows.rounds[: len(rows.rounds) - FEWEST_ROUNDS + 1]:
+        busy_round["other_cores"] = 1.0
     write_rows(path, rows)
-    left = validate_architectures(lab.root)
-    assert {row.name["task"] for row in left.rows} == {2}
-    assert any("task-001: only" in text for text in left.skipped)
+    quiet = validate_architectures(lab.root)
+    assert {row.name["task"] for row in quiet.rows} == {2}
+    assert any("task-001: only" in text for text in quiet.skipped)
 
 
 def test_linear_layers_alone() -> None:
@@ -89,11 +89,11 @@ def test_linear_layers_alone() -> None:
     captured = CapturedProgram(
         *("M", workload.batch_size, True, {}, {}, (), (), (), (), (), "adam", 0, "", 13)
     )
-    known = linears_alone(replace(workload, dense=CapturedDense(captured)), [[8, 4], [4, 1]])
-    assert known.dlrm.optimizer == "adam"
-    gradients = [e.elements for e in dense_program(known).backward if isinstance(e, Gradient)]
+    linear = linears_alone(replace(workload, dense=CapturedDense(captured)), [[8, 4], [4, 1]])
+    assert linear.dlrm.optimizer == "adam"
+    gradients = [e.elements for e in dense_program(linear).backward if isinstance(e, Gradient)]
     assert sum(gradients) == 8 * 4 + 4 + 4 + 1
-    products = [e for e in dense_program(known).forward if getattr(e, "name", "") == "addmm"]
+    products = [e for e in dense_program(linear).forward if getattr(e, "name", "") == "addmm"]
     assert [op.outputs[0].shape for op in products] == [
         (workload.batch_size, 4),
         (workload.batch_size, 1),
@@ -108,7 +108,7 @@ def test_committed_rows_are_predicted() -> None:
     if not folder.is_dir():
         pytest.skip("an installed package has no measurements")
     about = [json.loads(path.read_text()) for path in folder.glob("*/batch.json")]
-    assert sum(len(found["tasks"]) for found in about) >= 21
+    assert sum(len(facts["tasks"]) for facts in about) >= 21
     report = validate_architectures(folder)
     assert len({row.family for row in report.rows}) == 7
     assert np.median([abs(row.error) for row in report.rows]) < 0.2

@@ -58,8 +58,8 @@ def test_worst_windows_are_compared_where_plans_differ(report: Report) -> None:
     assert hedged["median"] == pytest.approx(-0.1)
     assert hedged["first window"] == pytest.approx(0.01)
     assert hedged["mean of windows"] == pytest.approx((10.1 + 13.5) / 25 - 1)
-    theirs = table(report, "worst window")[2]
-    assert (theirs["same plan"], theirs["worse"], theirs["better"]) == (0, 1, 1)
+    baseline = table(report, "worst window")[2]
+    assert (baseline["same plan"], baseline["worse"], baseline["better"]) == (0, 1, 1)
 
 
 def test_every_task_has_its_line(report: Report) -> None:
@@ -101,11 +101,11 @@ def _with_rounds(lab: Any) -> Any:
 def test_committed_plans_of_least_regret_gain_where_they_differ() -> None:
     """In windows that drift; in the older set, whose windows hardly differ, none is clearly
     behind."""
-    (found,) = run_suites("drifting", None)
-    rows = table(found, "by task")
+    (report,) = run_suites("drifting", None)
+    rows = table(report, "by task")
     assert len(rows) >= 40
     assert not [row["task"] for row in rows if row["from"] > 0.01]
-    line = table(found, "worst window")[3]
+    line = table(report, "worst window")[3]
     assert (line["task set"], line["plan"], line["against"]) == (
         "2026-11-23-plain",
         "regret",

@@ -18,7 +18,7 @@ CROSSED, SAME_RANK = "crossed", "same_rank"
 
 def task(plans: dict[str, tuple[float, float, float]]) -> Any:
     """Plan -> measured, predicted and summed ms."""
-    measured, predicted, sums = (np.array(of) for of in zip(*plans.values(), strict=True))
+    measured, predicted, sums = (np.array(times) for times in zip(*plans.values(), strict=True))
     return SimpleNamespace(
         plans=list(plans), measured_ms=measured, predicted_ms=predicted, ablated_ms={SUMS: sums}
     )
@@ -32,16 +32,16 @@ TASKS = [
 
 
 def rows(name: str, lines: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = scores_object(SUITES["torchrec-cpu"].table(name, lines))["rows"]
-    return found
+    scored: list[dict[str, Any]] = scores_object(SUITES["torchrec-cpu"].table(name, lines))["rows"]
+    return scored
 
 
 def test_plans_are_classed_by_the_predicted_waiting() -> None:
-    below, some, more, most = rows("synchronisation", synchronisation(TASKS))
-    assert [line["n"] for line in (below, some, more, most)] == [2, 1, 1, 2]
+    below, little, more, most = rows("synchronisation", synchronisation(TASKS))
+    assert [line["n"] for line in (below, little, more, most)] == [2, 1, 1, 2]
     assert below["waiting"] == "below 1 %"
     assert below["error"] == pytest.approx((0.1 + 0.05) / 2)
-    assert (some["waiting"], some["bias of sums"]) == ("1 to 5 %", pytest.approx(-0.01))
+    assert (little["waiting"], little["bias of sums"]) == ("1 to 5 %", pytest.approx(-0.01))
     assert (more["waiting"], more["bias"]) == ("5 to 10 %", pytest.approx(-0.2))
     assert most["waiting"] == "from 10 %"
     assert (most["error"], most["bias"]) == pytest.approx((0.05, 0.05))

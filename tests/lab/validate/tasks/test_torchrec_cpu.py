@@ -66,17 +66,17 @@ def test_absolute_errors(report: Report) -> None:
     lines = {line["plans"]: line for line in table(report, "absolute error")}
     first, second = errors_of_first(report), np.full(4, 1 / FACTOR - 1)
     both = np.concatenate((first, second))
-    whole = lines["all"]
-    assert whole["n"] == 8
-    assert whole["mean"] == pytest.approx(np.abs(both).mean())
-    assert whole["geomean"] == pytest.approx(np.exp(np.log(np.abs(both)).mean()))
-    assert whole["bias"] == pytest.approx(both.mean())
+    total = lines["all"]
+    assert total["n"] == 8
+    assert total["mean"] == pytest.approx(np.abs(both).mean())
+    assert total["geomean"] == pytest.approx(np.exp(np.log(np.abs(both)).mean()))
+    assert total["bias"] == pytest.approx(both.mean())
     worst = int(np.abs(both).argmax())
-    assert whole["worst"] == pytest.approx(both[worst])
+    assert total["worst"] == pytest.approx(both[worst])
     assert (
-        whole["worst plan"] == f"batch-1 task-00{worst // 4 + 1} {report.rows[worst].name['plan']}"
+        total["worst plan"] == f"batch-1 task-00{worst // 4 + 1} {report.rows[worst].name['plan']}"
     )
-    assert whole["mean, no drift correction"] == pytest.approx(whole["mean"])
+    assert total["mean, no drift correction"] == pytest.approx(total["mean"])
     assert lines["pipeline sparse_dist"]["mean"] == pytest.approx(0.2)
     assert lines["topology loopback"]["n"] == 8
     assert lines["minutes after calibration up to 60"]["n"] == 8
@@ -152,10 +152,10 @@ def test_intervals_ablations_kernels_and_tasks(report: Report) -> None:
 def test_a_slower_machine_is_corrected(lab, times_of) -> None:
     before = times_of(validate_torchrec_cpu(lab.root))
     lab.task(1, "base", 2 * before[1], slower=2.0)
-    found = validate_torchrec_cpu(lab.root)
-    errors = table(found, "tasks")
+    report = validate_torchrec_cpu(lab.root)
+    errors = table(report, "tasks")
     assert errors[0]["error"] == pytest.approx(0.0, abs=1e-6)
-    raw = [r.name["uncorrected_ms"] for r in found.rows if r.name["task"] == 1]
+    raw = [r.name["uncorrected_ms"] for r in report.rows if r.name["task"] == 1]
     assert raw == pytest.approx(list(before[1]))
 
 
@@ -220,8 +220,8 @@ def test_a_calibration_of_another_machine_is_refused(lab, origin: Origin) -> Non
 
 def test_a_calibration_without_reference_kernels_is_refused(lab) -> None:
     path = lab.folder / "calibration.rows.csv"
-    kept = [line for line in path.read_text().splitlines() if "lookup_backward" not in line]
-    path.write_text("\n".join(kept) + "\n")
+    remaining = [line for line in path.read_text().splitlines() if "lookup_backward" not in line]
+    path.write_text("\n".join(remaining) + "\n")
     with pytest.raises(InputError, match=r"rows\.csv: the calibration .* 'lookup_backward'"):
         validate_torchrec_cpu(lab.root)
 

@@ -27,10 +27,10 @@ def shard(
     draws: float = 3 * 65536.0,
     bags: float = 65536.0,
     dim: int = 128,
-    **other: object,
+    **fields: object,
 ) -> LookupShard:
     bins = (Zipf(alpha) if alpha else Uniform()).bins(rows)
-    return LookupShard(bins, draws, bags, rows, dim, **other)  # type: ignore[arg-type]
+    return LookupShard(bins, draws, bags, rows, dim, **fields)  # type: ignore[arg-type]
 
 
 shards = st.builds(
@@ -72,8 +72,8 @@ def test_never_falls_with_draws_dim_or_element_size(
         replace(s, dim=s.dim + 4),
         replace(s, element_bytes=2 * s.element_bytes),
     )
-    for other in more:
-        assert (times(other, name) >= base * (1 - 1e-9)).all()
+    for larger in more:
+        assert (times(larger, name) >= base * (1 - 1e-9)).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,8 +188,8 @@ def test_latencies_never_fall_with_ids_or_dim(
     base = np.array([model.forward_longest_ms(s), model.backward_longest_ms(s)])
     assert (base > 0).all()
     for more in (replace(s, draws=s.draws * factor), replace(s, dim=s.dim + 4)):
-        found = np.array([model.forward_longest_ms(more), model.backward_longest_ms(more)])
-        assert (found >= base * (1 - 1e-12)).all()
+        latencies = np.array([model.forward_longest_ms(more), model.backward_longest_ms(more)])
+        assert (latencies >= base * (1 - 1e-12)).all()
     # more bags alike: no bag waits longer, and the L2 helps some
     wider = replace(s, draws=s.draws * factor, bags=s.bags * factor)
     assert model.forward_longest_ms(wider) <= base[0] * (1 + 1e-12)
@@ -200,11 +200,11 @@ def test_a_row_of_many_ids_takes_a_block_of_its_own() -> None:
     of up to 32 ids takes a warp."""
     hw = load_hardware("b200")
     embedding = hw.embedding.model_copy(update={"block_loads": 0.0})
-    others = hw.model_copy(update={"embedding": embedding})
+    other_profile = hw.model_copy(update={"embedding": embedding})
 
     def added(ids_per_row: float) -> float:
         rows = shard(rows=100_000, draws=1e5 * ids_per_row, bags=1e5 * ids_per_row / 30, dim=256)
-        return lookup_model(hw).backward_ms(rows) / lookup_model(others).backward_ms(rows)
+        return lookup_model(hw).backward_ms(rows) / lookup_model(other_profile).backward_ms(rows)
 
     assert added(10) == pytest.approx(1.0, rel=1e-3)
     assert added(20) < 1.1
@@ -216,10 +216,10 @@ def test_a_launch_sorts_the_bits_of_all_its_rows() -> None:
     model = lookup_model(hw)
     rows = [1, 255, 256, 65535, 65536, 1 << 24]
     assert model.sort_passes(rows).tolist() == [1, 1, 2, 2, 3, 4]
-    one = model.sort_pass_ms(weighted=False, pooled=True)
+    pass_ms = model.sort_pass_ms(weighted=False, pooled=True)
     narrow, wide = shard(rows=65535), shard(rows=65536)
     assert model.backward_ms(wide) - model.backward_ms(narrow) == pytest.approx(
-        one * wide.ids, rel=0.2
+        pass_ms * wide.ids, rel=0.2
     )
     assert lookup_model(load_hardware("cpu-gloo")).sort_passes(rows).tolist() == [0] * len(rows)
 

@@ -15,9 +15,9 @@ from predictor.model.distribution import Uniform, Zipf
 from predictor.model.memory.ranks import ShardMemory, shard_memory
 from predictor.model.plan import HASHED, ComputeKernel, ShardingType
 from predictor.model.topology import Topology
-from predictor.model.workload import Feature, MeasuredDense, Table, Workload
+from predictor.model.workload import DenseTimes, Feature, MeasuredDense, Table, Workload
 from predictor.predict import predict
-from predictor.units import GIB
+from predictor.units import GIB, MIB
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
@@ -25,9 +25,7 @@ from tests.builders import cut, plan_of
 
 HW = load_hardware("h100-sxm")
 WORLD = 8
-DENSE = MeasuredDense(
-    batch_size=8192, forward_ms=3.4, backward_ms=2.2, optimizer_ms=0.0, gradient_bytes=4
-)
+DENSE = MeasuredDense(DenseTimes(8192, 3.4, 2.2, 0.0, gradient_mib=4 / MIB))
 
 
 def lookup(kernel: ComputeKernel, factor: float = 0.2) -> LookupShard:
@@ -52,11 +50,11 @@ def train_ms(shard: LookupShard) -> float:
 
 
 def test_the_more_of_a_table_is_on_the_host_the_longer_it_takes() -> None:
-    whole = train_ms(lookup(ComputeKernel.DYNAMICEMB))
-    assert whole > train_ms(lookup(ComputeKernel.FUSED)), "hashing comes on top"
+    on_device = train_ms(lookup(ComputeKernel.DYNAMICEMB))
+    assert on_device > train_ms(lookup(ComputeKernel.FUSED)), "hashing comes on top"
     for kernel in (ComputeKernel.DYNAMICEMB_CACHING, ComputeKernel.DYNAMICEMB_HYBRID):
         times = [train_ms(lookup(kernel, factor)) for factor in (0.9, 0.5, 0.1)]
-        assert whole < times[0] <= times[1] <= times[2]
+        assert on_device < times[0] <= times[1] <= times[2]
     caching, hybrid = (train_ms(lookup(k, 0.1)) for k in HASHED[1:])
     assert caching < hybrid, "what is hot is in the cache, wherever its hash puts it otherwise"
     uniform = replace(lookup(ComputeKernel.DYNAMICEMB_CACHING, 0.1), bins=Uniform().bins(10**7))
@@ -66,10 +64,10 @@ def test_the_more_of_a_table_is_on_the_host_the_longer_it_takes() -> None:
 def test_the_ratios_of_torcheasyrecs_sweep_are_the_least() -> None:
     """On an A10: 0.80 ms on the device, 2.63 behind a cache, 5.44 hybrid, at alpha 1.05, whatever
     the share of the rows on the device."""
-    whole = train_ms(lookup(ComputeKernel.DYNAMICEMB))
+    on_device = train_ms(lookup(ComputeKernel.DYNAMICEMB))
     for kernel, measured in zip(HASHED[1:], (2.63 / 0.80, 5.44 / 0.80), strict=True):
         for factor in (0.5, 0.9):
-            ratio = train_ms(lookup(kernel, factor)) / whole
+            ratio = train_ms(lookup(kernel, factor)) / on_device
             assert ratio == pytest.approx(measured, rel=0.02)
 
 
@@ -98,7 +96,7 @@ def collection(storage: str, dedup: bool) -> float:
     )
     workload = Workload("collection", 65536 // WORLD, tables, DENSE)
     by_rows = [cut(table, ShardingType.ROW_WISE, range(WORLD)) for table in tables]
-    plan = plan_of(workload, ranks(80), [replace(one, compute_kernel=kernel) for one in by_rows])
+    plan = plan_of(workload, ranks(80), [replace(row, compute_kernel=kernel) for row in by_rows])
     return predict(workload, ranks(80), HW, plan).iteration_ms
 
 
@@ -123,18 +121,18 @@ def memory(kernel: ComputeKernel, factor: float | None = None) -> ShardMemory:
     table = Table("t", 1_000_000, 64, (Feature("f", 1.0),), optimizer="adam", storage="dynamicemb")
     workload = Workload("one", 1, (table,), DENSE)
     size = (1_000_000, 64)
-    (found,) = shard_memory(
+    (shard,) = shard_memory(
         table, workload, ranks(80), ShardingType.ROW_WISE, kernel, [size], factor
     )
-    return found
+    return shard
 
 
 def test_values_and_keys_are_where_dynamicemb_puts_them() -> None:
     """A value is a row with both moments of Adam: 3 * 64 * 4 bytes; a key takes 17 and a bit."""
     values, keys = 768 * 10**6, 17 * 10**6 + 4 * 10**6 // 128
-    whole = memory(ComputeKernel.DYNAMICEMB)
-    io = whole.io_bytes
-    assert (whole.hbm_bytes - io, whole.ddr_bytes) == (values + keys, 0)
+    on_device = memory(ComputeKernel.DYNAMICEMB)
+    io = on_device.io_bytes
+    assert (on_device.hbm_bytes - io, on_device.ddr_bytes) == (values + keys, 0)
     hybrid = memory(ComputeKernel.DYNAMICEMB_HYBRID, 0.25)
     assert (hybrid.hbm_bytes - io, hybrid.ddr_bytes) == (values // 4 + keys, values * 3 // 4)
     cached = memory(ComputeKernel.DYNAMICEMB_CACHING, 0.25)
@@ -145,12 +143,12 @@ def test_values_and_keys_are_where_dynamicemb_puts_them() -> None:
 def workload(rows: int, **more: Any) -> Workload:
     feature = Feature("f", 20.0, distribution=Zipf(1.05))
     table = Table("t", rows, 128, (feature,), pooling="none", optimizer="adam", **more)
-    other = Table("u", 1_000_000, 128, (Feature("g", 5.0, distribution=Uniform()),))
-    return Workload("two", 8192, (table, replace(other, module="other")), DENSE)
+    plain_table = Table("u", 1_000_000, 128, (Feature("g", 5.0, distribution=Uniform()),))
+    return Workload("two", 8192, (table, replace(plain_table, module="other")), DENSE)
 
 
-def solved(given: Workload, gib: float) -> Any:
-    return solve(Problem(given, ranks(gib), HW), Stop(0.002), 0)
+def solved(model: Workload, gib: float) -> Any:
+    return solve(Problem(model, ranks(gib), HW), Stop(0.002), 0)
 
 
 @pytest.mark.parametrize("gib", [80.0, 6.0])
@@ -166,6 +164,6 @@ def test_the_search_chooses_where_the_values_are(gib: float) -> None:
 
 
 def test_hash_tables_need_gpus() -> None:
-    given = workload(1000, storage="dynamicemb")
+    model = workload(1000, storage="dynamicemb")
     with pytest.raises(InputError, match=r"'t'.*dynamicemb"):
-        solve(Problem(given, ranks(80), load_hardware("cpu-gloo")), Stop(0.01), 0)
+        solve(Problem(model, ranks(80), load_hardware("cpu-gloo")), Stop(0.01), 0)

@@ -69,7 +69,7 @@ TABLE = a_table("t", ROWS, DIM)
 
 def memory(kernel: ComputeKernel, most_mib: float | None, device: str = "cuda") -> Any:
     workload = a_workload(TABLE)
-    (found,) = shard_memory(
+    (shard,) = shard_memory(
         TABLE,
         workload,
         RANKS,
@@ -80,7 +80,7 @@ def memory(kernel: ComputeKernel, most_mib: float | None, device: str = "cuda") 
         device=device,
         most_cache_mib=most_mib,
     )
-    return found
+    return shard
 
 
 def test_the_device_has_the_cache_alone() -> None:
@@ -96,9 +96,9 @@ def test_the_device_has_the_cache_alone() -> None:
 def test_a_virtual_table_has_the_cache_that_it_is_given() -> None:
     """Nobody knows its rows; so TorchRec counts it."""
     for kernel in STORED[1:]:
-        none, given = memory(kernel, None), memory(kernel, 256.0)
+        none, with_cache = memory(kernel, None), memory(kernel, 256.0)
         assert none.hbm_bytes == none.io_bytes
-        assert 256 * MIB <= given.hbm_bytes - given.io_bytes < 1.05 * 256 * MIB
+        assert 256 * MIB <= with_cache.hbm_bytes - with_cache.io_bytes < 1.05 * 256 * MIB
 
 
 def constrained(**wants: Any) -> Problem:
@@ -124,9 +124,9 @@ def test_a_table_that_fits_nowhere_is_planned_with_its_caches() -> None:
     (table,) = best.tables.values()
     assert table.compute_kernel is ComputeKernel.KEY_VALUE
     assert table.store_caches == (512.0, 32.0)
-    told = predict(problem.workload, problem.topology, problem.hardware, best)
-    assert all(rank.fits for rank in told.memory)
+    prediction = predict(problem.workload, problem.topology, problem.hardware, best)
+    assert all(rank.fits for rank in prediction.memory)
     bare = replace(table, parameters={})
     without = replace(best, tables={"t": bare})
     slower = predict(problem.workload, problem.topology, problem.hardware, without)
-    assert slower.iteration_ms > told.iteration_ms, "no memory of the host before the SSD"
+    assert slower.iteration_ms > prediction.iteration_ms, "no memory of the host before the SSD"

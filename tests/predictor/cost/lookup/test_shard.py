@@ -40,20 +40,20 @@ def test_a_simulated_lru_of_two_tables_misses_as_often() -> None:
     """Ids of a hot and of a cold table, one after the other, through one list of rows."""
     tables = shard(2000, 300.0, 0.05, 1.1), shard(500, 100.0, 0.3)
     rng = np.random.default_rng(0)
-    held: OrderedDict[tuple[int, int], None] = OrderedDict()
+    cache: OrderedDict[tuple[int, int], None] = OrderedDict()
     room, steps, warm = round(sum(map(cache_rows, tables))), 400_000, 50_000
     second = rng.random(steps) < 0.25
     weights = np.repeat(tables[0].bins.probs, tables[0].bins.counts.astype(int))
     rows = np.where(second, rng.integers(500, size=steps), rng.choice(2000, steps, p=weights))
     missed = np.zeros(2)
     for step, key in enumerate(zip(second.tolist(), rows.tolist(), strict=True)):
-        if key in held:
-            held.move_to_end(key)
+        if key in cache:
+            cache.move_to_end(key)
             continue
         missed[int(key[0])] += step >= warm
-        held[key] = None
-        if len(held) > room:
-            held.popitem(last=False)
+        cache[key] = None
+        if len(cache) > room:
+            cache.popitem(last=False)
     per_iteration = missed / (steps - warm) * 400.0
     assert shared_fetched_rows(tables) == pytest.approx(per_iteration, rel=0.03)
     alone = [own_fetched_rows(t) for t in tables]
@@ -71,21 +71,21 @@ def test_a_table_alone_has_the_hit_rate_of_its_own_cache(one: LookupShard) -> No
 
 
 def test_features_of_a_table_look_up_the_same_rows() -> None:
-    one = shard(100_000, 1e4, 0.1, 1.05)
-    both = table_of([one, one])
-    twice = replace(one, draws=2 * one.draws)
+    single = shard(100_000, 1e4, 0.1, 1.05)
+    both = table_of([single, single])
+    twice = replace(single, draws=2 * single.draws)
     assert both.ids == pytest.approx(twice.ids)
     assert own_fetched_rows(both) == pytest.approx(own_fetched_rows(twice))
-    assert table_of([one]) is one
-    unlike = table_of([one, replace(one, bins=Uniform().bins(100_000), draws=3e4)])
+    assert table_of([single]) is single
+    unlike = table_of([single, replace(single, bins=Uniform().bins(100_000), draws=3e4)])
     assert unlike.bins.rows == pytest.approx(100_000)
     assert unlike.bins.mass == pytest.approx(1.0)
     assert own_fetched_rows(unlike) > own_fetched_rows(both)
 
 
 def test_a_mixture_adds_up_row_by_row() -> None:
-    one = Bins(np.array([1.0, 3.0]), np.array([0.4, 0.2]))
-    other = Bins(np.array([2.0, 2.0]), np.array([0.3, 0.2]))
-    found = mix_features([one, other], [1.0, 3.0])
-    assert found.counts == pytest.approx([1, 1, 2])
-    assert found.probs == pytest.approx([0.1 + 0.225, 0.05 + 0.225, 0.05 + 0.15])
+    first = Bins(np.array([1.0, 3.0]), np.array([0.4, 0.2]))
+    second = Bins(np.array([2.0, 2.0]), np.array([0.3, 0.2]))
+    mixture = mix_features([first, second], [1.0, 3.0])
+    assert mixture.counts == pytest.approx([1, 1, 2])
+    assert mixture.probs == pytest.approx([0.1 + 0.225, 0.05 + 0.225, 0.05 + 0.15])

@@ -92,13 +92,13 @@ def unlike(train_pipeline: str = "base") -> Workload:
 def test_tables_that_meet_on_a_rank_share_and_others_do_not(pipeline: str) -> None:
     workload, hw = unlike(pipeline), hardware()
     batch = PlanScorer(workload, a_topology(3), hw)
-    column, other = Load.PREFETCH_MS, Load.FORWARD_MS
+    column, forward = Load.PREFETCH_MS, Load.FORWARD_MS
     if pipeline == "base":
-        column, other = other, column
+        column, forward = forward, column
     apart = batch.totals(cached(workload, (0, 1, 2)))[0]
     alone = [batch.shards.of_table(i, p)[1][0] for i, p in enumerate(cached(workload, (0, 0, 0)))]
     assert apart[:, column] == pytest.approx([load[column] for load in alone], rel=1e-12)
-    met = batch.totals(cached(workload, (0, 0, 1)))[0, 0]
+    shared = batch.totals(cached(workload, (0, 0, 1)))[0, 0]
     lookups = [
         LookupShard(
             f.distribution.bins(t.num_embeddings),
@@ -116,8 +116,10 @@ def test_tables_that_meet_on_a_rank_share_and_others_do_not(pipeline: str) -> No
         sum(shared_fetched_rows(tuple(lookups))) - own
     )
     assert abs(change) > 0.05 * own * lookup_model(hw).fetch_ms(lookups[0])
-    assert met[column] - sum(load[column] for load in alone[:2]) == pytest.approx(change, rel=0.05)
-    assert met[other] == pytest.approx(sum(load[other] for load in alone[:2]), rel=1e-12)
+    assert shared[column] - sum(load[column] for load in alone[:2]) == pytest.approx(
+        change, rel=0.05
+    )
+    assert shared[forward] == pytest.approx(sum(load[forward] for load in alone[:2]), rel=1e-12)
 
 
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist", AHEAD])
@@ -128,11 +130,11 @@ def test_scores_equal_single_predictions(pipeline: str) -> None:
     fused = [table_wise(t) for t in workload.tables]
     plans = [cached(workload, ranks, clf) for ranks in np.ndindex(2, 2, 2) for clf in (None, 0.01)]
     plans += [[fused[0], *plan[1:]] for plan in plans[:4]] + [[plans[0][0], *fused[1:]], fused]
-    found = batch.score(plans)
-    assert len(set(np.round(found, 9))) > 8
-    for plan, ms in zip(plans, found, strict=True):
-        one = predict(workload, topology, hw, plan_of(workload, topology, plan))
-        assert ms == pytest.approx(one.iteration_ms, rel=1e-9)
+    scores = batch.score(plans)
+    assert len(set(np.round(scores, 9))) > 8
+    for plan, ms in zip(plans, scores, strict=True):
+        prediction = predict(workload, topology, hw, plan_of(workload, topology, plan))
+        assert ms == pytest.approx(prediction.iteration_ms, rel=1e-9)
     for base in (plans[0], plans[3], fused):
         changes = [dict(enumerate(plan)) for plan in plans]
         changes += [{1: plan[1]} for plan in plans]

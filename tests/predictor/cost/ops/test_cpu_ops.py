@@ -47,11 +47,11 @@ def test_work_of_a_product_never_falls(m: int, n: int, k: int) -> None:
 def test_a_layout_that_was_never_measured_takes_the_model_of_its_op() -> None:
     exact = np.array([2.0, 0, 0, 0, 0, 0, 0])
     models = OpModels({"mul c>1": exact, "mul": 2 * exact}, CACHES, op_ms=0.5, stretch=1.5)
-    known, unknown = (OpRow(kind, (1, 1, 1, 0), NOWHERE, 3) for kind in ("mul c>1", "mul 10>1"))
-    assert models.row_ms(known) == pytest.approx(6)
+    measured, unknown = (OpRow(kind, (1, 1, 1, 0), NOWHERE, 3) for kind in ("mul c>1", "mul 10>1"))
+    assert models.row_ms(measured) == pytest.approx(6)
     assert models.row_ms(unknown) == pytest.approx(12)
     views = OpRow(VIEW, (), NOWHERE, 4)
-    assert models.rows_ms([known, views]) == pytest.approx(1.5 * 6 + 7 * 0.5)
+    assert models.rows_ms([measured, views]) == pytest.approx(1.5 * 6 + 7 * 0.5)
 
 
 def test_an_op_without_any_model_is_named() -> None:
@@ -80,8 +80,8 @@ def operand(storage: int, mib: int) -> Operand:
     return tensor(storage, mib * MIB // 4)
 
 
-def copies(storage: int, mib: int, made: int, freed: tuple[int, ...] = ()) -> OpCall:
-    return OpCall("clone", (operand(storage, mib),), (operand(made, mib),), freed)
+def copies(storage: int, mib: int, output: int, freed: tuple[int, ...] = ()) -> OpCall:
+    return OpCall("clone", (operand(storage, mib),), (operand(output, mib),), freed)
 
 
 def bin_of(distance: float) -> int:
@@ -89,16 +89,16 @@ def bin_of(distance: float) -> int:
 
 
 def test_a_copy_that_repeats_finds_everything_as_far_back_as_it_is_large() -> None:
-    (found,) = reuse_bytes([copies(0, 8, 1, freed=(1,))])
+    (reused,) = reuse_bytes([copies(0, 8, 1, freed=(1,))])
     expected = np.zeros(BINS)
     expected[bin_of(16 * MIB)] = 16 * MIB
-    assert found == pytest.approx(expected)
+    assert reused == pytest.approx(expected)
 
 
 def test_what_broadcasting_repeats_counts_once() -> None:
     wide = Operand(0, 4096, 0, (1024, 1024), (0, 1), 4)
-    (found,) = reuse_bytes([OpCall("clone", (wide,), (operand(1, 4),), (1,))])
-    assert found.sum() == 4096 + 4 * MIB
+    (reused,) = reuse_bytes([OpCall("clone", (wide,), (operand(1, 4),), (1,))])
+    assert reused.sum() == 4096 + 4 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10_000)), max_size=60))

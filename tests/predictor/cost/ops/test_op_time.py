@@ -65,8 +65,8 @@ def test_products(profile: str) -> None:
     turned = replace(Y, shape=(256, 128), strides=(1, 256))
     assert cost("mm", [X, turned], OUT, profile=profile).ms == plain.ms
     batch = [tensor(1, 8, 64, 32), tensor(2, 8, 32, 16)]
-    found = cost("bmm", batch, tensor(3, 8, 64, 16), profile=profile)
-    assert found.ms == batched_ms(hw, 8, 64, 16, 32, "fp32")
+    op_cost = cost("bmm", batch, tensor(3, 8, 64, 16), profile=profile)
+    assert op_cost.ms == batched_ms(hw, 8, 64, 16, 32, "fp32")
     weight = tensor(2, 128, 256)
     flat = cost("linear", [tensor(1, 4, 128, 256), weight], tensor(3, 4, 128, 128), profile=profile)
     assert flat.product == (512, 128, 256)
@@ -87,10 +87,10 @@ def test_products(profile: str) -> None:
 def test_passes_over_memory(name: str, given: int, made: int, passes: int) -> None:
     hw = hardware()
     inputs = [tensor(at, 1024, 1024) for at in range(given)]
-    found = cost(name, inputs, *(tensor(10 + at, 1024, 1024) for at in range(made)))
-    floors = (found.kernels - 1) * units.us(hw.elementwise.floor_us)
-    assert found.ms == pytest.approx(float(memory_ms(hw, passes * 4 * 2**20)) + floors)
-    assert found.modelled
+    op_cost = cost(name, inputs, *(tensor(10 + at, 1024, 1024) for at in range(made)))
+    floors = (op_cost.kernels - 1) * units.us(hw.elementwise.floor_us)
+    assert op_cost.ms == pytest.approx(float(memory_ms(hw, passes * 4 * 2**20)) + floors)
+    assert op_cost.modelled
 
 
 def test_what_broadcasting_repeats_is_read_once() -> None:
@@ -98,9 +98,9 @@ def test_what_broadcasting_repeats_is_read_once() -> None:
     hw = hardware()
     # the kernel computes addresses one by one, which may outlast the bytes
     apart = units.us(hw.elementwise.floor_us + 1e-3 * hw.elementwise.strided_ns * 2**20)
-    found = cost("mul", [tensor(1, 1024, 1024), row], tensor(3, 1024, 1024))
+    op_cost = cost("mul", [tensor(1, 1024, 1024), row], tensor(3, 1024, 1024))
     read_once = float(memory_ms(hw, 2 * 4 * 2**20 + 4096))
-    assert found.ms == pytest.approx(max(apart, read_once))
+    assert op_cost.ms == pytest.approx(max(apart, read_once))
 
 
 def test_an_operand_given_twice_is_read_once_and_one_written_in_place_twice_touched() -> None:
@@ -117,9 +117,9 @@ def test_gathers_touch_what_they_take_and_scatters_what_they_put(profile: str) -
     hw = hardware(profile)
     table, ids = tensor(1, 10**6, 64), tensor(2, 1000, data_type="int64")
     rows = tensor(3, 1000, 64)
-    taken = cost("embedding", [table, ids], rows, profile=profile)
+    gather = cost("embedding", [table, ids], rows, profile=profile)
     gathered = 1e-6 * hw.elementwise.gather_ns_per_element * 1000
-    assert taken.ms == pytest.approx(float(memory_ms(hw, 2 * rows.bytes + ids.bytes)) + gathered)
+    assert gather.ms == pytest.approx(float(memory_ms(hw, 2 * rows.bytes + ids.bytes)) + gathered)
     put = cost("index_add_", [table, ids, rows], table, profile=profile, mutates=True)
     assert put.ms == pytest.approx(float(memory_ms(hw, 3 * rows.bytes + ids.bytes)) + 2 * gathered)
 
@@ -180,8 +180,10 @@ def test_a_foreach_kernel_takes_as_long_as_its_longest_block() -> None:
     times = OpTimes(hw, "fp32")
 
     def step_us(elements: int) -> float:
-        given = tuple(Operand(i, 4 * elements, 0, (elements,), (1,), 4, "fp32") for i in range(2))
-        call = OpCall("_foreach_add_", given, given[:1], mutates=True)
+        operands = tuple(
+            Operand(i, 4 * elements, 0, (elements,), (1,), 4, "fp32") for i in range(2)
+        )
+        call = OpCall("_foreach_add_", operands, operands[:1], mutates=True)
         return 1e3 * times.cost(call).ms
 
     cost = hw.elementwise

@@ -51,27 +51,29 @@ def plain(name: str) -> str:
     return re.sub(r" \(.*\)", "", name)
 
 
-def names(found: Graph) -> list[str]:
-    return [plain(op.name) for op in found.ops]
+def names(iteration: Graph) -> list[str]:
+    return [plain(op.name) for op in iteration.ops]
 
 
-def index(found: Graph, name: str) -> int:
-    return names(found).index(name)
+def index(iteration: Graph, name: str) -> int:
+    return names(iteration).index(name)
 
 
-def deps(found: Graph, name: str) -> set[tuple[str, int]]:
-    return {(plain(found.ops[d.op].name), d.lag) for d in found.ops[index(found, name)].deps}
+def deps(iteration: Graph, name: str) -> set[tuple[str, int]]:
+    return {
+        (plain(iteration.ops[d.op].name), d.lag) for d in iteration.ops[index(iteration, name)].deps
+    }
 
 
-def in_order(found: Graph, *wanted: str) -> bool:
-    where = [index(found, name) for name in wanted]
+def in_order(iteration: Graph, *ops: str) -> bool:
+    where = [index(iteration, name) for name in ops]
     return where == sorted(where)
 
 
 def test_base_exchanges_ids_module_by_module() -> None:
-    found = graph("base")
+    iteration = graph("base")
     assert in_order(
-        found,
+        iteration,
         "dense 1",
         "ebc.TW permute ids",
         "ebc.TW splits all-to-all",
@@ -94,11 +96,11 @@ def test_base_exchanges_ids_module_by_module() -> None:
         "dense 2",
         "dense 3 backward",
     )
-    assert deps(found, "ebc.RW ids all-to-all") == {("ebc.RW read splits", 0)}
-    assert deps(found, "ebc.RW read splits") == {("ebc.RW splits all-to-all", 0)}
-    assert deps(found, "ebc.RW lookup") == {("ebc.RW permute received ids", 0)}
-    assert deps(found, "ebc.RW.reduce") == {("ebc.RW lookup", 0)}
-    assert deps(found, "unpack embeddings") == {
+    assert deps(iteration, "ebc.RW ids all-to-all") == {("ebc.RW read splits", 0)}
+    assert deps(iteration, "ebc.RW read splits") == {("ebc.RW splits all-to-all", 0)}
+    assert deps(iteration, "ebc.RW lookup") == {("ebc.RW permute received ids", 0)}
+    assert deps(iteration, "ebc.RW.reduce") == {("ebc.RW lookup", 0)}
+    assert deps(iteration, "unpack embeddings") == {
         ("ebc.TW.all_to_all", 0),
         ("ebc.RW.reduce", 0),
         ("ebc.DP lookup", 0),
@@ -107,15 +109,15 @@ def test_base_exchanges_ids_module_by_module() -> None:
 
 
 def test_base_copies_the_next_batch_after_the_backward() -> None:
-    found = graph("base")
-    assert in_order(found, "dense 5 backward", "input copy", "optimizer step")
-    assert deps(found, "dense 1") == {("input copy", 1)}
+    iteration = graph("base")
+    assert in_order(iteration, "dense 5 backward", "input copy", "optimizer step")
+    assert deps(iteration, "dense 1") == {("input copy", 1)}
 
 
 def test_sparse_dist_sends_the_next_ids_around_the_forward() -> None:
-    found = graph("sparse_dist")
+    iteration = graph("sparse_dist")
     assert in_order(
-        found,
+        iteration,
         "input copy",
         "ebc.TW permute ids",
         "other.TW permute ids",
@@ -127,12 +129,12 @@ def test_sparse_dist_sends_the_next_ids_around_the_forward() -> None:
         "other.TW ids all-to-all",
         "dense 3 backward",
     )
-    assert names(found).count("fused splits all-to-all") == 1
-    assert deps(found, "dense 1") == {("input copy", 2)}
-    assert deps(found, "ebc.TW permute ids") == {("input copy", 1)}
-    assert deps(found, "fused read splits") == {("fused splits all-to-all", 0)}
-    assert deps(found, "ebc.TW permute received ids") == {("ebc.TW ids all-to-all", 1)}
-    assert found.ops[index(found, "ebc.TW permute received ids")].stream == "data_dist"
+    assert names(iteration).count("fused splits all-to-all") == 1
+    assert deps(iteration, "dense 1") == {("input copy", 2)}
+    assert deps(iteration, "ebc.TW permute ids") == {("input copy", 1)}
+    assert deps(iteration, "fused read splits") == {("fused splits all-to-all", 0)}
+    assert deps(iteration, "ebc.TW permute received ids") == {("ebc.TW ids all-to-all", 1)}
+    assert iteration.ops[index(iteration, "ebc.TW permute received ids")].stream == "data_dist"
 
 
 def test_prefetch_runs_one_batch_ahead_of_its_lookup() -> None:
@@ -140,10 +142,12 @@ def test_prefetch_runs_one_batch_ahead_of_its_lookup() -> None:
     cached = sharded(workload, TOPOLOGY, T.TABLE_WISE, K.FUSED_UVM_CACHING)
     candidate = (cached[0], *mixed(workload)[1:])
     batch = PlanScorer(workload, TOPOLOGY, device_bound())
-    found = batch.graph(batch.totals(candidate)[None]) if batch.score([candidate]).all() else None
-    assert found is not None
+    iteration = (
+        batch.graph(batch.totals(candidate)[None]) if batch.score([candidate]).all() else None
+    )
+    assert iteration is not None
     assert in_order(
-        found,
+        iteration,
         "fused read splits",
         "ebc.TW ids all-to-all",
         "ebc.TW lookup",
@@ -154,18 +158,20 @@ def test_prefetch_runs_one_batch_ahead_of_its_lookup() -> None:
         "optimizer step",
         "fused splits all-to-all",
     )
-    assert deps(found, "fused read splits") == {("fused splits all-to-all", 1)}
-    assert deps(found, "ebc.TW permute received ids") == {("ebc.TW ids all-to-all", 0)}
-    assert ("ebc.TW permute received ids", 0) in deps(found, "ebc.TW prefetch")
-    assert {("ebc.TW prefetch", 1), ("other.TW permute received ids", 1)} <= deps(found, "dense 1")
-    assert names(found).count("ebc.TW prefetch") == 1
-    assert "ebc.RW prefetch" not in names(found)
+    assert deps(iteration, "fused read splits") == {("fused splits all-to-all", 1)}
+    assert deps(iteration, "ebc.TW permute received ids") == {("ebc.TW ids all-to-all", 0)}
+    assert ("ebc.TW permute received ids", 0) in deps(iteration, "ebc.TW prefetch")
+    assert {("ebc.TW prefetch", 1), ("other.TW permute received ids", 1)} <= deps(
+        iteration, "dense 1"
+    )
+    assert names(iteration).count("ebc.TW prefetch") == 1
+    assert "ebc.RW prefetch" not in names(iteration)
 
 
 def test_the_backward_mirrors_the_forward_and_gradients_leave_as_they_come() -> None:
-    found = graph("base")
+    iteration = graph("base")
     assert in_order(
-        found,
+        iteration,
         "dense 3 backward",
         "pack gradients",
         "other.TW.all_to_all backward",
@@ -181,9 +187,9 @@ def test_the_backward_mirrors_the_forward_and_gradients_leave_as_they_come() -> 
         "all-reduce dense gradients",
         "optimizer step",
     )
-    assert deps(found, "ebc.RW lookup backward") == {("ebc.RW.gather backward", 0)}
-    assert deps(found, "all-reduce ebc.DP gradients") == {("ebc.DP lookup backward", 0)}
-    assert deps(found, "optimizer step") == {
+    assert deps(iteration, "ebc.RW lookup backward") == {("ebc.RW.gather backward", 0)}
+    assert deps(iteration, "all-reduce ebc.DP gradients") == {("ebc.DP lookup backward", 0)}
+    assert deps(iteration, "optimizer step") == {
         ("all-reduce ebc.DP gradients", 0),
         ("all-reduce dense gradients", 0),
     }
@@ -195,9 +201,9 @@ def test_dense_gradients_leave_in_buckets() -> None:
     workload = a_workload(a_table(dim=1024), dense=dense)
     batch = PlanScorer(workload, TOPOLOGY, device_bound())
     candidate = sharded(workload, TOPOLOGY, T.TABLE_WISE)
-    found = batch.graph(batch.totals(candidate)[None])
-    sent = [i for i, n in enumerate(names(found)) if n == "all-reduce dense gradients"]
-    before = [plain(found.ops[i - 1].name) for i in sent]
+    iteration = batch.graph(batch.totals(candidate)[None])
+    sent = [i for i, n in enumerate(names(iteration)) if n == "all-reduce dense gradients"]
+    before = [plain(iteration.ops[i - 1].name) for i in sent]
     # the last two layers (2 M parameters) do not fill a bucket, the one before (8 M) does; the
     # first of the top MLP does, too; crosses and bottom MLP fill none
     assert before == ["dense 3 backward", "dense 4 backward", "dense 6 backward"]
@@ -213,10 +219,10 @@ def test_dense_gradients_leave_in_buckets() -> None:
 
 def test_a_rank_alone_sends_nothing() -> None:
     for pipeline in ("base", "sparse_dist", "prefetch_sparse_dist"):
-        found = graph(pipeline, world=1)
+        iteration = graph(pipeline, world=1)
         # the host reads the lengths of a batch
-        assert {op.stream for op in found.ops} <= {"compute", "copy", "host"}
-        assert all(op.scope is None for op in found.ops)
+        assert {op.stream for op in iteration.ops} <= {"compute", "copy", "host"}
+        assert all(op.scope is None for op in iteration.ops)
 
 
 def test_the_dense_optimizer_steps_a_dense_shard_on_the_rank_that_has_it() -> None:
@@ -227,8 +233,8 @@ def test_the_dense_optimizer_steps_a_dense_shard_on_the_rank_that_has_it() -> No
 
     def step_ms(plan: TablePlan) -> list[float]:
         batch = PlanScorer(workload, TOPOLOGY, hardware)
-        found = batch.graph(batch.totals([plan])[None])
-        cost_ms = found.ops[index(found, "optimizer step")].cost_ms
+        iteration = batch.graph(batch.totals([plan])[None])
+        cost_ms = iteration.ops[index(iteration, "optimizer step")].cost_ms
         return [float(ms) for ms in np.broadcast_to(cost_ms, (1, 2))[0]]
 
     shard = replace(table_wise(workload.tables[0], 1), compute_kernel=K.DENSE)

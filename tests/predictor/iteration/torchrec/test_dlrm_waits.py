@@ -46,15 +46,17 @@ def built(
     return scorer.graph(scorer.totals(candidate)[None])
 
 
-def period_ms(found: Graph, costs: Costs) -> float:
+def period_ms(iteration: Graph, costs: Costs) -> float:
     """The iteration time when the named operations cost so much by rank and all others nothing."""
-    assert set(costs) <= {op.name for op in found.ops}
-    nothing = (0.0,) * found.world_size
+    assert set(costs) <= {op.name for op in iteration.ops}
+    nothing = (0.0,) * iteration.world_size
     ops = [
         replace(op, host_ms=0.0, cost_ms=np.array([costs.get(op.name, nothing)], dtype=float))
-        for op in found.ops
+        for op in iteration.ops
     ]
-    timed = Graph(found.world_size, found.intra_group_size, found.inline_streams, ops=ops)
+    timed = Graph(
+        iteration.world_size, iteration.intra_group_size, iteration.inline_streams, ops=ops
+    )
     time = float(simulate(timed).iteration_ms[0])
     compiled = CompiledTimeline(timed, whole=True).iteration_ms(timed, 1)
     assert compiled == pytest.approx([time]), "the search's timeline says the same"
@@ -77,9 +79,9 @@ def test_a_collective_lets_the_last_rank_set_the_time(
     before: str, after: str, profile: str
 ) -> None:
     """Rank 0 arrives last, after 5, and rank 1 goes on for 7; each alone would need 7 or 8."""
-    found = built(profile=profile)
-    assert period_ms(found, {before: (5, 1), after: (2, 7)}) == pytest.approx(5 + 7)
-    assert period_ms(found, {before: (5, 1), after: (7, 2)}) == pytest.approx(5 + 7)
+    iteration = built(profile=profile)
+    assert period_ms(iteration, {before: (5, 1), after: (2, 7)}) == pytest.approx(5 + 7)
+    assert period_ms(iteration, {before: (5, 1), after: (7, 2)}) == pytest.approx(5 + 7)
 
 
 @pytest.mark.parametrize("profile", [CPU, GPU])
@@ -88,15 +90,15 @@ def test_one_rank_waits_in_the_forward_and_the_other_in_the_backward(
     pipeline: str, profile: str
 ) -> None:
     """Each rank has 13 ms of work, so an iteration would take 13 ms if nobody waited."""
-    found = built(pipeline=pipeline, profile=profile)
+    iteration = built(pipeline=pipeline, profile=profile)
     costs = {"ebc.TW lookup": (10, 3), "ebc.TW lookup backward": (3, 10)}
-    assert period_ms(found, costs) == pytest.approx(10 + 10)
+    assert period_ms(iteration, costs) == pytest.approx(10 + 10)
 
 
 @pytest.mark.parametrize("profile", [CPU, GPU])
 @pytest.mark.parametrize("kind", [T.TABLE_WISE, T.COLUMN_WISE, T.ROW_WISE])
 def test_outputs_of_every_type_are_waited_for(kind: ShardingType, profile: str) -> None:
-    found = built([kind], profile=profile)
+    iteration = built([kind], profile=profile)
     name = f"ebc.{kind.short}"
     backward = "gather" if kind is T.ROW_WISE else "all_to_all"
     costs = {
@@ -105,21 +107,21 @@ def test_outputs_of_every_type_are_waited_for(kind: ShardingType, profile: str) 
         f"{name}.{backward} backward": (2, 2),
         f"{name} lookup backward": (3, 8),
     }
-    assert period_ms(found, costs) == pytest.approx(10 + 6 + 2 + 8)
+    assert period_ms(iteration, costs) == pytest.approx(10 + 6 + 2 + 8)
 
 
 @pytest.mark.parametrize(("pipeline", "forward"), [("base", 10 + 9), ("sparse_dist", 12)])
 def test_modules_wait_for_each_others_ids_alone(pipeline: str, forward: float) -> None:
     """Ids of the second module are exchanged after the first one's lookups, unless they came one
     batch ahead; outputs are waited for after both. Backward nothing lies between the lookups."""
-    found = built([T.TABLE_WISE] * 2, ["one", "two"], pipeline)
+    iteration = built([T.TABLE_WISE] * 2, ["one", "two"], pipeline)
     costs = {
         "one.TW lookup": (10, 1),
         "two.TW lookup": (2, 9),
         "two.TW lookup backward": (6, 1),
         "one.TW lookup backward": (1, 7),
     }
-    assert period_ms(found, costs) == pytest.approx(forward + max(6 + 1, 1 + 7))
+    assert period_ms(iteration, costs) == pytest.approx(forward + max(6 + 1, 1 + 7))
 
 
 def test_row_blocks_meet_within_the_host_and_then_across() -> None:
@@ -135,7 +137,7 @@ def test_row_blocks_meet_within_the_host_and_then_across() -> None:
     backward 7, 0, 0, 5     20, 13, 16, 21   all 21
     ======================  ===============  =================
     """
-    found = built([T.TABLE_ROW_WISE], topology=a_topology(4, 2, 2))
+    iteration = built([T.TABLE_ROW_WISE], topology=a_topology(4, 2, 2))
     costs = {
         "ebc.TWRW lookup": (6, 1, 2, 3),
         "ebc.TWRW.all_to_all on the host": (0, 2, 4, 0),
@@ -143,4 +145,4 @@ def test_row_blocks_meet_within_the_host_and_then_across() -> None:
         "ebc.TWRW.gather backward on the host": (2, 0, 6, 0),
         "ebc.TWRW lookup backward": (7, 0, 0, 5),
     }
-    assert period_ms(found, costs) == pytest.approx(21)
+    assert period_ms(iteration, costs) == pytest.approx(21)

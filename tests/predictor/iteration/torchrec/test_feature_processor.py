@@ -36,32 +36,32 @@ def workload(positions: int = POSITIONS, *, weighted: bool = True) -> Workload:
     return a_workload(*(a_table(f.name, weighted=weighted, features=(f,)) for f in features))
 
 
-def graph(of: Workload, *kinds: ShardingType) -> Graph:
-    batch = PlanScorer(of, TOPOLOGY, device_bound())
-    plans = [sharded(of, TOPOLOGY, kind)[at] for at, kind in enumerate(kinds)]
+def graph(model: Workload, *kinds: ShardingType) -> Graph:
+    batch = PlanScorer(model, TOPOLOGY, device_bound())
+    plans = [sharded(model, TOPOLOGY, kind)[at] for at, kind in enumerate(kinds)]
     return batch.graph(batch.totals(plans)[None])
 
 
-def costs(of: Workload, *kinds: ShardingType) -> dict[str, float]:
-    return {op.name: float(op.cost_ms.max()) for op in graph(of, *kinds).ops}
+def costs(model: Workload, *kinds: ShardingType) -> dict[str, float]:
+    return {op.name: float(op.cost_ms.max()) for op in graph(model, *kinds).ops}
 
 
 def test_positions_travel_where_a_table_of_the_module_is_split() -> None:
     weighed, plain = workload(0), workload(0, weighted=False)
     for kinds, sent in (((WHOLE, WHOLE), plain), ((ROWS, ROWS), weighed), ((WHOLE, ROWS), weighed)):
-        found, like = costs(workload(), *kinds), costs(sent, *kinds)
+        weighted, like = costs(workload(), *kinds), costs(sent, *kinds)
         moves = [name for name in like if name.endswith("ids all-to-all")]
         assert moves
-        assert [found[name] for name in moves] == [like[name] for name in moves]
+        assert [weighted[name] for name in moves] == [like[name] for name in moves]
         permutes = [name for name in like if name.endswith("permute ids")]
-        more = sum(found[name] - like[name] for name in permutes)
+        more = sum(weighted[name] - like[name] for name in permutes)
         ids = IDS * 1024 * 2 * (ROWS in kinds)
         assert more == pytest.approx(PREPARE_BYTES * ids / hardware().streaming)
 
 
 @pytest.mark.parametrize("kind", [WHOLE, ROWS])
 def test_weights_are_gathered_by_feature_and_their_gradients_scattered(kind: ShardingType) -> None:
-    found = costs(workload(), kind, kind)
+    op_costs = costs(workload(), kind, kind)
     hw, floor = hardware(), us(hardware().elementwise.floor_us)
     ids = IDS * 1024 * 2 * (2 if kind is WHOLE else 1)  # both tables lie on the first rank
     forward = (READ_BACK_BYTES if kind is ROWS else RANGE_BYTES) + WEIGH_BYTES
@@ -69,25 +69,25 @@ def test_weights_are_gathered_by_feature_and_their_gradients_scattered(kind: Sha
         name = f"ebc.{kind.short} position weights{way}"
         a_rank, a_feature = OPS[backward]
         expected = each * ids / hw.streaming + (a_rank + a_feature * 2) * floor
-        assert found[name] == pytest.approx(expected, rel=1e-6)
+        assert op_costs[name] == pytest.approx(expected, rel=1e-6)
 
 
 def test_plans_with_and_without_split_rows_are_scored_together_as_one_by_one() -> None:
-    of = workload()
-    batch = PlanScorer(of, TOPOLOGY, hardware())
-    whole, rows = (sharded(of, TOPOLOGY, kind) for kind in (WHOLE, ROWS))
-    plans = [whole, rows, (whole[0], rows[1])]
+    model = workload()
+    batch = PlanScorer(model, TOPOLOGY, hardware())
+    table_wise, rows = (sharded(model, TOPOLOGY, kind) for kind in (WHOLE, ROWS))
+    plans = [table_wise, rows, (table_wise[0], rows[1])]
     one_by_one = [simulate(batch.graph(batch.totals(plan)[None])).iteration_ms for plan in plans]
     assert batch.score(plans) == pytest.approx(np.concatenate(one_by_one))
 
 
 def test_parameters_are_those_of_the_dense_optimizer() -> None:
-    bare, found = dense_program(workload(0)), dense_program(workload())
-    assert found.backward[len(bare.backward) :] == (Gradient(POSITIONS), Gradient(POSITIONS))
-    assert found.gradient_bytes - bare.gradient_bytes == 4 * 2 * POSITIONS
-    more = [operand.bytes for operand in found.resident[len(bare.resident) :]]
+    bare, processed = dense_program(workload(0)), dense_program(workload())
+    assert processed.backward[len(bare.backward) :] == (Gradient(POSITIONS), Gradient(POSITIONS))
+    assert processed.gradient_bytes - bare.gradient_bytes == 4 * 2 * POSITIONS
+    more = [operand.bytes for operand in processed.resident[len(bare.resident) :]]
     assert more == [4 * POSITIONS] * 2
-    assert len(found.optimizer) == len(bare.optimizer) + 1
+    assert len(processed.optimizer) == len(bare.optimizer) + 1
     adam = replace(workload(), dense=replace(workload().dlrm, optimizer="adam"))
     states = dense_program(adam).state_bytes - dense_program(workload(0)).state_bytes
     assert states >= 2 * 4 * 2 * POSITIONS
@@ -95,14 +95,14 @@ def test_parameters_are_those_of_the_dense_optimizer() -> None:
 
 @pytest.mark.parametrize("kind", [WHOLE, ROWS])
 def test_positions_and_weights_stay_until_the_backward(kind: ShardingType) -> None:
-    of = workload()
-    plan = plan_of(of, TOPOLOGY, sharded(of, TOPOLOGY, kind))
-    (exchange,) = exchanges(of, TOPOLOGY, plan)[0]
+    model = workload()
+    plan = plan_of(model, TOPOLOGY, sharded(model, TOPOLOGY, kind))
+    (exchange,) = exchanges(model, TOPOLOGY, plan)[0]
     (weighed,) = exchanges(workload(0), TOPOLOGY, plan)[0]
     ids = IDS * 1024 * 2 * (2 if kind is WHOLE else 1)
     assert exchange.positions == POSITION_BYTES * ids
     assert weighed.received - exchange.received == (4 * ids if kind is WHOLE else 0)
     with_it, without = (
-        PeakMemory(w, TOPOLOGY).peaks(plan)[0].allocated_bytes for w in (of, workload(0))
+        PeakMemory(w, TOPOLOGY).peaks(plan)[0].allocated_bytes for w in (model, workload(0))
     )
     assert with_it > without

@@ -37,8 +37,8 @@ def graph(profile: str, topology: Topology = TOPOLOGY) -> Graph:
     return batch.graph(np.stack([batch.totals(plan) for plan in plans]))
 
 
-def reduces(found: Graph) -> dict[str, int]:
-    names = [(i, op.name) for i, op in enumerate(found.ops)]
+def reduces(iteration: Graph) -> dict[str, int]:
+    names = [(i, op.name) for i, op in enumerate(iteration.ops)]
     return {n.removeprefix("all-reduce "): i for i, n in names if n.startswith("all-reduce")}
 
 
@@ -50,35 +50,35 @@ def sizes(profile: str) -> dict[str, float]:
 
 
 def test_a_gpu_sends_beside_its_computation() -> None:
-    found = graph("h100-sxm")
-    sent = reduces(found)
+    iteration = graph("h100-sxm")
+    sent = reduces(iteration)
     assert set(sent) == set(sizes("h100-sxm"))
     for name, cost_ms in sizes("h100-sxm").items():
-        op = found.ops[sent[name]]
+        op = iteration.ops[sent[name]]
         assert (op.stream, op.scope) == ("comm", "world")
         assert op.cost_ms.reshape(-1)[-1] == pytest.approx(cost_ms)
         assert op.host_ms > 0
 
 
 def test_a_cpu_moves_the_bytes_itself_and_then_meets_the_others() -> None:
-    found = graph("cpu-gloo")
-    sent = reduces(found)
-    known = sizes("cpu-gloo")
-    assert set(sent) == {*known, *(f"{name} on the host" for name in known)}
-    for name, cost_ms in known.items():
-        own, met = (found.ops[sent[n]] for n in (f"{name} on the host", name))
+    iteration = graph("cpu-gloo")
+    sent = reduces(iteration)
+    bucket_bytes = sizes("cpu-gloo")
+    assert set(sent) == {*bucket_bytes, *(f"{name} on the host" for name in bucket_bytes)}
+    for name, cost_ms in bucket_bytes.items():
+        own, meeting = (iteration.ops[sent[n]] for n in (f"{name} on the host", name))
         assert (own.stream, own.scope, own.host_ms) == ("compute", None, 0.0)
-        assert "compute" in found.inline_streams
+        assert "compute" in iteration.inline_streams
         assert own.cost_ms.reshape(-1)[-1] == pytest.approx(cost_ms)
-        assert (met.stream, met.scope) == ("comm", "world")
-        assert not met.cost_ms.any()
+        assert (meeting.stream, meeting.scope) == ("comm", "world")
+        assert not meeting.cost_ms.any()
         cost = hardware("cpu-gloo").overheads
         issued = HOST_OPS["gradient_sync"] * cost.op_us + cost.launch_us + cost.collective_us
-        assert met.host_ms == pytest.approx(1e-3 * issued), "issued once"
-        assert [d.op for d in own.deps] == [d.op for d in met.deps][:-1]
+        assert meeting.host_ms == pytest.approx(1e-3 * issued), "issued once"
+        assert [d.op for d in own.deps] == [d.op for d in meeting.deps][:-1]
         assert sent[name] == sent[f"{name} on the host"] + 1
-    step = found.ops[-1]
-    assert {d.op for d in step.deps} == {sent[name] for name in known}
+    step = iteration.ops[-1]
+    assert {d.op for d in step.deps} == {sent[name] for name in bucket_bytes}
 
 
 def slower(profile: HardwareProfile, added_us: float) -> HardwareProfile:

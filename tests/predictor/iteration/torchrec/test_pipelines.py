@@ -48,17 +48,17 @@ def test_semi_sync_hides_the_outputs_and_holds_one_more_batch() -> None:
     assert semi.iteration_ms < 0.95 * sparse.iteration_ms
     assert "output_dist_forward" not in semi.breakdown
     outputs = 4 * MODEL.batch_size * sum(table.embedding_dim for table in MODEL.tables)
-    for one, other in zip(sparse.memory, semi.memory, strict=True):
-        assert one.peak is not None
-        assert other.peak is not None
-        assert other.peak.allocated_bytes > one.peak.allocated_bytes + outputs
+    for before, after in zip(sparse.memory, semi.memory, strict=True):
+        assert before.peak is not None
+        assert after.peak is not None
+        assert after.peak.allocated_bytes > before.peak.allocated_bytes + outputs
 
 
 def test_a_bound_of_semi_sync_is_below_its_plans() -> None:
     problem = Problem(under("semi_sync"), RANKS, H100)
-    found = solve(problem, Stop(effort=0.01), 0)
-    best = found.best.iteration_ms
-    assert 0 < found.lower_bound_ms <= best
+    result = solve(problem, Stop(effort=0.01), 0)
+    best = result.best.iteration_ms
+    assert 0 < result.lower_bound_ms <= best
     assert best <= predicted(problem.workload).iteration_ms * (1 + 1e-9)
 
 
@@ -73,8 +73,8 @@ def test_a_bound_holds_where_only_some_plans_have_the_launches_ahead() -> None:
     )
     dense = DenseArch(13, (64,), (64, 1), "concat", optimizer="adam")
     model = Workload("w", 8192, tables, dense, train_pipeline="semi_sync")
-    found = solve(Problem(model, RANKS, H100), Stop(effort=0.05), 0)
-    assert 0 < found.lower_bound_ms <= found.best.iteration_ms
+    result = solve(Problem(model, RANKS, H100), Stop(effort=0.05), 0)
+    assert 0 < result.lower_bound_ms <= result.best.iteration_ms
 
 
 def stashing(workload: Workload) -> Workload:
@@ -83,12 +83,12 @@ def stashing(workload: Workload) -> Workload:
 
 
 def test_stashed_weights_cross_the_link_twice() -> None:
-    kept, stashed = predicted(MODEL), predicted(stashing(MODEL))
+    resident, stashed = predicted(MODEL), predicted(stashing(MODEL))
     one_way_ms = 2_000_000 * 128 * 4 / H100.memory.host_link
-    assert stashed.iteration_ms > 2 * one_way_ms > kept.iteration_ms
+    assert stashed.iteration_ms > 2 * one_way_ms > resident.iteration_ms
     assert stashed.breakdown["stash"] == pytest.approx(2 * one_way_ms, rel=0.05)
-    for one, other in zip(kept.memory, stashed.memory, strict=True):
-        assert other.ddr_bytes - one.ddr_bytes == 2_000_000 * 128 * 4, "pinned on the host"
+    for before, after in zip(resident.memory, stashed.memory, strict=True):
+        assert after.ddr_bytes - before.ddr_bytes == 2_000_000 * 128 * 4, "pinned on the host"
 
 
 def test_the_lookups_backward_waits_for_its_weights() -> None:
@@ -107,11 +107,11 @@ def test_what_is_stashed_is_not_there_while_activations_are() -> None:
     model = replace(MODEL, dense=wide, batch_size=32768)
     tables = tuple(replace(t, num_embeddings=10_000) for t in model.tables)
     model = replace(model, tables=tables)
-    kept, stashed = predicted(model), predicted(stashing(model))
-    for one, other in zip(kept.memory, stashed.memory, strict=True):
-        assert one.peak is not None
-        assert other.peak is not None
-        assert other.peak.allocated_bytes <= one.peak.allocated_bytes
+    resident, stashed = predicted(model), predicted(stashing(model))
+    for before, after in zip(resident.memory, stashed.memory, strict=True):
+        assert before.peak is not None
+        assert after.peak is not None
+        assert after.peak.allocated_bytes <= before.peak.allocated_bytes
 
 
 @pytest.mark.parametrize("kernel", ["fused_uvm", "fused_uvm_caching"])
@@ -121,11 +121,11 @@ def test_tables_on_the_host_are_not_stashed(kernel: str) -> None:
 
 def test_states_of_the_dense_optimizer_are_stashed() -> None:
     adam = replace(MODEL, dense=replace(MODEL.dlrm, optimizer="adam"))
-    kept, stashed = predicted(adam), predicted(replace(adam, stash_optimizer_state=True))
+    resident, stashed = predicted(adam), predicted(replace(adam, stash_optimizer_state=True))
     names = [op.name for op in stashed.graph.ops]
     assert {"restore optimizer states", "stash optimizer states"} <= set(names)
     step = stashed.graph.ops[names.index("optimizer step")]
     assert names.index("restore optimizer states") in {dep.op for dep in step.deps}
-    assert stashed.iteration_ms >= kept.iteration_ms
+    assert stashed.iteration_ms >= resident.iteration_ms
     sgd = predicted(replace(MODEL, stash_optimizer_state=True))
     assert sgd.iteration_ms == predicted(MODEL).iteration_ms, "plain SGD has no states"

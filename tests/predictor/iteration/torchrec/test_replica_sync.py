@@ -35,8 +35,10 @@ def problem(size: int, interval: int = 1, world: int = 16, **groups: Any) -> Pro
     return Problem(workload, leave_for_shards(workload, job, 0.05), H100)
 
 
-def predicted(of: Problem) -> Prediction:
-    return predict(of.workload, of.topology, of.hardware, in_turns(of.workload, of.topology))
+def predicted(case: Problem) -> Prediction:
+    return predict(
+        case.workload, case.topology, case.hardware, in_turns(case.workload, case.topology)
+    )
 
 
 def test_weights_and_the_states_of_adagrad_are_averaged() -> None:
@@ -70,21 +72,21 @@ def test_a_shard_serves_the_batches_of_its_group_alone() -> None:
 
 
 def test_kernels_that_torchrec_does_not_average_are_neither_offered_nor_predicted() -> None:
-    of = problem(4)
-    space = objective_of(of)[0].space
+    case = problem(4)
+    space = objective_of(case)[0].space
     kernels = {o.compute_kernel for options in space.options for o in options}
     assert kernels == {ComputeKernel.FUSED, ComputeKernel.DENSE}
     alone = problem(4, world=4)
     managed = in_turns(alone.workload, alone.topology, ComputeKernel.FUSED_UVM)
     with pytest.raises(PlanError, match="kernel fused_uvm, which replica groups do not average"):
-        predict(of.workload, of.topology, of.hardware, managed)
+        predict(case.workload, case.topology, case.hardware, managed)
 
 
-def bound_below_random_plans(of: Problem) -> float:
-    objective, _ = objective_of(of)
+def bound_below_random_plans(case: Problem) -> float:
+    objective, _ = objective_of(case)
     rng = random.Random(2)
     times = objective.score([random_plan(objective, rng) for _ in range(100)])
-    bound = LowerBound(of, objective.space, objective.scorer).solve(300)
+    bound = LowerBound(case, objective.space, objective.scorer).solve(300)
     assert 0 < bound <= times.min() * (1 + 1e-9)
     return bound
 
@@ -92,10 +94,10 @@ def bound_below_random_plans(of: Problem) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 8])
 def test_no_plan_is_below_the_bound(size: int) -> None:
-    of = problem(size, 3)
-    bound = bound_below_random_plans(of)
-    free = replace(of.workload, replica_groups=ReplicaGroups(size, 10**9))
-    rare, _ = objective_of(replace(of, workload=free))
+    case = problem(size, 3)
+    bound = bound_below_random_plans(case)
+    free = replace(case.workload, replica_groups=ReplicaGroups(size, 10**9))
+    rare, _ = objective_of(replace(case, workload=free))
     less = LowerBound(rare.problem, rare.space, rare.scorer).solve(300)
     assert bound >= less, "the averaging takes nothing off"
 
@@ -105,17 +107,17 @@ def scattered(size: int = 4) -> Problem:
 
 
 def test_parts_of_weights_are_scattered_behind_the_lookup_and_gathered_before_its_update() -> None:
-    of = scattered()
-    found = predicted(of)
-    assert found.replica_sync is not None
-    assert found.replica_sync.weight_bytes == (25_600_000, 3_200_000, 64_000, 64_000)
-    assert found.replica_sync.state_bytes == (0, 0, 0, 0), "sync() alone averages states"
-    assert found.replica_sync.step_ms == pytest.approx(found.iteration_ms)
-    copies = of.scorer.costs.copies
+    case = scattered()
+    prediction = predicted(case)
+    assert prediction.replica_sync is not None
+    assert prediction.replica_sync.weight_bytes == (25_600_000, 3_200_000, 64_000, 64_000)
+    assert prediction.replica_sync.state_bytes == (0, 0, 0, 0), "sync() alone averages states"
+    assert prediction.replica_sync.step_ms == pytest.approx(prediction.iteration_ms)
+    copies = case.scorer.costs.copies
     largest = 100_000 * 64 * 4
     both = float(copies.reduce_scatter(largest) + copies.all_gather(largest))
-    assert found.replica_sync.sync_ms == pytest.approx(both)
-    ops = found.graph.ops
+    assert prediction.replica_sync.sync_ms == pytest.approx(both)
+    ops = prediction.graph.ops
     for i, op in enumerate(ops):
         if op.name.endswith("gather copies"):
             assert ops[i + 1].phase == "embedding_backward"
@@ -136,14 +138,14 @@ def test_what_fully_sharded_copies_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="'per_module'; allowed are default, fully_sharded"):
         ReplicaGroups(4, sharding_strategy="per_module")
     cpu = load_hardware("cpu-gloo")
-    of = scattered()
+    case = scattered()
     with pytest.raises(InputError, match="runs on CUDA streams"):
-        predict(of.workload, of.topology, cpu, in_turns(of.workload, of.topology))
+        predict(case.workload, case.topology, cpu, in_turns(case.workload, case.topology))
 
 
 def test_dense_gradients_meet_over_all_ranks() -> None:
-    def reduced(of: Problem) -> float:
-        return sum(r.busy_ms["all_reduce"] for r in predicted(of).per_rank[:1])
+    def reduced(case: Problem) -> float:
+        return sum(r.busy_ms["all_reduce"] for r in predicted(case).per_rank[:1])
 
     assert reduced(problem(4)) == pytest.approx(reduced(problem(16)))
     assert reduced(problem(1)) == pytest.approx(reduced(problem(16))), "also where one rank shards"

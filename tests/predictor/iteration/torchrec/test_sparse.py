@@ -62,12 +62,12 @@ def test_collectives_of_pooled_tables(
     exchange = exchange_of(a_workload(a_table(dim=DIM), batch_size=B), HOSTS, kind)
     collectives = Collectives(hardware(), HOSTS)
     for names, way in ((forward, False), (backward, True)):
-        found = transfers(exchange, backward=way)
-        assert len(found) == len(names)
-        for name, (_, scope, cost) in zip(names, found, strict=True):
+        sent = transfers(exchange, backward=way)
+        assert len(sent) == len(names)
+        for name, (_, scope, cost) in zip(names, sent, strict=True):
             size = ROWS_OF_ALL / 4 if scope == "cross" else ROWS_OF_ALL
             assert cost == pytest.approx(getattr(collectives, name)(size, scope=scope).item())
-        scopes = [scope for _, scope, _ in found]
+        scopes = [scope for _, scope, _ in sent]
         if kind is T.TABLE_ROW_WISE:
             assert scopes == (["cross", "intra"] if way else ["intra", "cross"])
         else:
@@ -163,10 +163,10 @@ def test_received_outputs_are_copied_as_often_as_their_type_needs(
     workload = a_workload(wide_of(kind), batch_size=B)
     exchange = exchange_of(workload, HOSTS, kind, kernel, "cpu-gloo")
     for way, copies in ((False, forward), (True, backward)):
-        found = exchange.unpack_ms(np.array([False, True]), backward=way)
-        assert found.shape == (2, 1)
+        unpacked = exchange.unpack_ms(np.array([False, True]), backward=way)
+        assert unpacked.shape == (2, 1)
         # whatever the type: the samples of one rank
-        assert copied(found[:, 0], B * 256) == pytest.approx([copies, copies + 1])
+        assert copied(unpacked[:, 0], B * 256) == pytest.approx([copies, copies + 1])
 
 
 def test_data_parallel_tables_sync_their_whole_gradient_at_once() -> None:
@@ -181,11 +181,11 @@ def test_data_parallel_tables_sync_their_whole_gradient_at_once() -> None:
 
 def test_sizes_are_linear_in_loads_and_laws_never_fall() -> None:
     """The lower bound of `search.bound.relaxation` relies on it."""
-    seen = []
+    sizes = []
 
     class Spy(Exchange):
         def cost(self, law, size):  # type: ignore[no-untyped-def]
-            seen.append((law, size))
+            sizes.append((law, size))
             return super().cost(law, size)
 
     weighted = a_table("w", weighted=True)
@@ -205,8 +205,8 @@ def test_sizes_are_linear_in_loads_and_laws_never_fall() -> None:
         spy.outputs(backward=False)
         spy.outputs(backward=True)
     generator = np.random.default_rng(0)
-    assert len(seen) > 20
-    for law, size in seen:
+    assert len(sizes) > 20
+    for law, size in sizes:
         a = np.repeat(generator.uniform(0, 1e9, (1, 1, COLUMNS)), 8, axis=1)
         b = np.repeat(generator.uniform(0, 1e9, (1, 1, COLUMNS)), 8, axis=1)
         assert size(3 * a + b) == pytest.approx(3 * size(a) + size(b))
@@ -226,8 +226,8 @@ def test_exchanges_run_module_by_module() -> None:
     for index in range(3):
         batch.number(index, rw[index])
         batch.number(index, tw[index])
-    found = exchanges(batch.costs, batch.groups, batch.totals(rw)[None])
-    assert [e.name for e in found] == [
+    in_turn = exchanges(batch.costs, batch.groups, batch.totals(rw)[None])
+    assert [e.name for e in in_turn] == [
         "second.TW", "second.RW", "first.TW", "first.RW", "ebc.TW", "ebc.RW",
     ]  # fmt: skip
-    assert [e.active.item() for e in found] == [False, True] * 3
+    assert [e.active.item() for e in in_turn] == [False, True] * 3

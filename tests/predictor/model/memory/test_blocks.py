@@ -57,16 +57,16 @@ def test_a_stream_cannot_use_what_another_gave_back() -> None:
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.booleans()), max_size=40))
 def test_it_reserves_at_least_what_is_taken(steps: list[tuple[int, bool]]) -> None:
     allocator = CachingAllocator()
-    taken: list[Block] = []
+    blocks: list[Block] = []
     for size, keep in steps:
         before = allocator.reserved_bytes
-        taken.append(allocator.take(size, "compute"))
-        assert taken[-1].size >= block_bytes(size)
-        assert allocator.reserved_bytes >= max(before, sum(block.size for block in taken))
+        blocks.append(allocator.take(size, "compute"))
+        assert blocks[-1].size >= block_bytes(size)
+        assert allocator.reserved_bytes >= max(before, sum(block.size for block in blocks))
         if not keep:
-            allocator.give(taken.pop())
+            allocator.give(blocks.pop())
     most = allocator.reserved_bytes
-    for block in taken:
+    for block in blocks:
         allocator.give(block)
     # all that was split is whole again: the largest request finds room
     if steps:

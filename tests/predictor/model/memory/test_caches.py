@@ -60,19 +60,19 @@ def test_a_wide_table_without_a_cache_widens_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "fields",
     [{"reserved_memory": 1.0}, {"prefetch_pipeline": False}],
-    ids=lambda other: next(iter(other)),
+    ids=lambda fields: next(iter(fields)),
 )
 def test_tables_with_other_fused_parameters_have_a_cache_of_their_own(
-    other: dict[str, Any],
+    fields: dict[str, Any],
 ) -> None:
     """`_get_grouping_fused_params` leaves out the load factor alone."""
     workload = a_workload(NARROW, WIDE)
     expected = [of_launch(2000, 16, ROWS) + of_launch(2000, 256, ROWS), 0]
-    assert cache_bytes(workload, cached(NARROW, **other), cached(WIDE)) == expected
-    one = cached(NARROW, load_factor=0.4), cached(WIDE)
-    assert cache_bytes(workload, *one) == [of_launch(6000, 256, 2 * ROWS), 0]
+    assert cache_bytes(workload, cached(NARROW, **fields), cached(WIDE)) == expected
+    pair = cached(NARROW, load_factor=0.4), cached(WIDE)
+    assert cache_bytes(workload, *pair) == [of_launch(6000, 256, 2 * ROWS), 0]
 
 
 def test_a_prefetch_pipeline_has_a_cache_for_every_width() -> None:

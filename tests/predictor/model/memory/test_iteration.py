@@ -30,9 +30,9 @@ def program(
     return DenseProgram(1, tuple(forward), tuple(backward), tuple(optimizer or ()), resident)
 
 
-def peak(of: DenseProgram, *exchanges: Exchange, pipeline: str = "base") -> int:
+def peak(dense: DenseProgram, *exchanges: Exchange, pipeline: str = "base") -> int:
     workload = a_workload(train_pipeline=pipeline)
-    return Iteration(workload, of, exchanges, "cpu").run().allocated_bytes
+    return Iteration(workload, dense, exchanges, "cpu").run().allocated_bytes
 
 
 @st.composite
@@ -43,13 +43,13 @@ def programs(draw: st.DrawFn) -> tuple[list[OpCall], list[OpCall]]:
     for number in range(1, draw(st.integers(1, 30))):
         reads = draw(st.lists(st.sampled_from(there), max_size=3, unique=True))
         in_place = bool(reads) and draw(st.booleans())
-        made = reads[0] if in_place else tensor(number, draw(st.integers(1, 1000)))
+        output = reads[0] if in_place else tensor(number, draw(st.integers(1, 1000)))
         if not in_place:
-            there.append(made)
+            there.append(output)
         mortal = [t.storage for t in there if t.storage]
         freed = draw(st.lists(st.sampled_from(mortal), max_size=2, unique=True)) if mortal else []
         there = [t for t in there if t.storage not in freed]
-        ops.append(op(reads, [made], *freed))
+        ops.append(op(reads, [output], *freed))
     cut = draw(st.integers(0, len(ops)))
     return ops[:cut], ops[cut:]
 
@@ -73,7 +73,7 @@ def test_the_dense_peak_is_that_of_a_list_of_what_is_alive(
 def test_an_activation_that_is_computed_again_is_not_there_in_between() -> None:
     x, wide, y, grad = tensor(0, 1), tensor(1, 1000), tensor(2, 10), tensor(3, 10)
     big = tensor(4, 1000)
-    kept = program(
+    stored = program(
         [op([x], [wide]), op([wide], [y]), op([y], [big], 4)],
         [op([y], [grad], 2), op([grad, wide], [tensor(6, 1)], 1, 3)],
     )
@@ -82,19 +82,19 @@ def test_an_activation_that_is_computed_again_is_not_there_in_between() -> None:
         [op([x], [wide]), op([wide], [y], 1), op([y], [big], 4)],
         [op([y], [grad], 2), op([x], [again]), op([grad, again], [tensor(6, 1)], 5, 3)],
     )
-    assert peak(kept) == 2010
+    assert peak(stored) == 2010
     assert peak(recomputed) == 1011
 
 
 def test_a_gradient_goes_into_its_bucket_at_once() -> None:
-    weight, grad, other = tensor(0, 50), tensor(1, 50), tensor(2, 50)
+    weight, grad, second_grad = tensor(0, 50), tensor(1, 50), tensor(2, 50)
     ops: list[OpCall | LookupBackward | Gradient] = [
         op([weight], [grad]),
         Gradient(50, 1),
-        op([weight], [other]),
+        op([weight], [second_grad]),
         Gradient(50, 1),
     ]
-    step = OpCall("_foreach_add_", (weight, grad, other), (weight,), mutates=True)
+    step = OpCall("_foreach_add_", (weight, grad, second_grad), (weight,), mutates=True)
     assert peak(program([], ops, [step], (weight,))) == 50
 
 
@@ -102,16 +102,16 @@ def test_ids_of_pipelines() -> None:
     """Ids of a table-wise exchange, block by block as TorchRec's pipelines keep them."""
     out = tensor(1, 10)
     grad = tensor(2, 10)
-    of = program(
+    dense = program(
         [Lookup("m", (out,)), op([out], [tensor(3, 1)], 1)],
         [op([tensor(3, 1)], [grad], 3), LookupBackward("m", (grad,))],
     )
     ids = Exchange("m", ShardingType.TABLE_WISE, True, sent=1000, received=2000, output=10)
     # sent, received, in order, and in order of the batch before
-    assert peak(of, ids) == 1000 + 2000 + 2000 + 2000
+    assert peak(dense, ids) == 1000 + 2000 + 2000 + 2000
     # those that leave for the next batch, too
-    assert peak(of, ids, pipeline="sparse_dist") == 2 * 1000 + 2000 + 2000 + 2000
-    ahead = peak(of, ids, pipeline="prefetch_sparse_dist")
+    assert peak(dense, ids, pipeline="sparse_dist") == 2 * 1000 + 2000 + 2000 + 2000
+    ahead = peak(dense, ids, pipeline="prefetch_sparse_dist")
     assert ahead == 1000 + 2000 + 2 * 2000 + 1
 
 
@@ -119,16 +119,16 @@ def test_outputs_and_gradients_under_every_pipeline() -> None:
     """All-to-all: outputs, what is sent of them and what arrives; on the way back the gradient's
     slices, what leaves and what arrives (`All2All_Pooled_Req` and `_Wait` in comm_ops.py)."""
     out, grad = tensor(1, 100), tensor(2, 100)
-    of = program(
+    dense = program(
         [Lookup("m", (out,)), op([out], [], 1)], [op([], [grad]), LookupBackward("m", (grad,))]
     )
     e = Exchange("m", ShardingType.TABLE_WISE, True, looked_up=150, output=100)
     forward = 150 + 100 + 150
     backward = 100 + 100 + 100
     for pipeline in ("base", "sparse_dist", "prefetch_sparse_dist"):
-        assert peak(of, e, pipeline=pipeline) == max(forward, backward)
+        assert peak(dense, e, pipeline=pipeline) == max(forward, backward)
     wide = Exchange("m", ShardingType.TABLE_WISE, True, looked_up=10, output=100)
-    assert peak(of, wide) == 300
+    assert peak(dense, wide) == 300
 
 
 WORKLOAD = one_table.a_workload()

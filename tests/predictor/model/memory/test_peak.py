@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InfeasibleError
+from predictor.model.memory.iteration import Iteration, exchanges
 from predictor.model.memory.peak import (
     DEFAULT_RESERVE,
     UNKNOWN_RESERVE,
@@ -19,12 +20,21 @@ from predictor.model.memory.peak import (
     leave_for_shards,
     memory_of_plan,
     program_of,
+    simulated_peak,
 )
 from predictor.model.memory.ranks import RankMemory, resident_bytes
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Feature, MeasuredDense, Table, Workload
-from predictor.units import GIB
+from predictor.model.workload import (
+    INFERENCE,
+    DenseArch,
+    DenseTimes,
+    Feature,
+    MeasuredDense,
+    Table,
+    Workload,
+)
+from predictor.units import GIB, MIB
 from search.space.enumerate import shard_sizes_and_offsets
 
 DENSE = DenseArch(13, (64, 32), (128, 1), "concat", optimizer="adam")
@@ -33,8 +43,10 @@ KINDS = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WIS
 
 
 def a_workload(batch: int, tables: int, pipeline: str = "base") -> Workload:
-    made = (Table(f"t{i}", 1000 * (i + 1), 32, (Feature(f"f{i}", 1.0 + i),)) for i in range(tables))
-    return Workload("w", batch, tuple(made), DENSE, pipeline)
+    model_tables = (
+        Table(f"t{i}", 1000 * (i + 1), 32, (Feature(f"f{i}", 1.0 + i),)) for i in range(tables)
+    )
+    return Workload("w", batch, tuple(model_tables), DENSE, pipeline)
 
 
 def a_plan(workload: Workload, ranks: list[int], kinds: list[ShardingType]) -> ShardingPlan:
@@ -78,11 +90,11 @@ def test_a_peak_holds_all_that_stays_and_grows_with_the_batch(
         shards = resident_bytes(workload, TOPOLOGY, plan, device)
         program = program_of(workload)
         stays = sum(o.storage_bytes for o in program.resident) + program.state_bytes
-        found = peaks(memory_of_plan(workload, TOPOLOGY, plan, device))
-        for rank, (allocated, reserved) in enumerate(found):
+        peak_bytes = peaks(memory_of_plan(workload, TOPOLOGY, plan, device))
+        for rank, (allocated, reserved) in enumerate(peak_bytes):
             assert reserved >= allocated >= shards[rank] + stays
             assert allocated > before[rank]
-        before = [allocated for allocated, _ in found]
+        before = [allocated for allocated, _ in peak_bytes]
 
 
 @given(
@@ -112,6 +124,21 @@ def test_what_shards_add_at_least_is_never_above_the_peak(
         assert least + shards <= rank.peak.allocated_bytes
 
 
+def test_a_peak_is_shared_only_where_all_that_it_depends_on_is_the_same() -> None:
+    base = a_workload(256, 3)
+    program = program_of(base)
+    other_plan = a_plan(base, [0, 1, 2, 3], [ShardingType.ROW_WISE])
+    table_wise = a_plan(base, [0, 1, 2, 3], [ShardingType.TABLE_WISE])
+    weighted = replace(base, tables=tuple(replace(t, weighted=True) for t in base.tables))
+    workloads = [base, replace(base, train_pipeline="sparse_dist"), replace(base, mode=INFERENCE)]
+    for workload in (*workloads, weighted, replace(base, name="renamed")):
+        for plan in (table_wise, other_plan):
+            (exchanges_of_first, *_) = exchanges(base, TOPOLOGY, plan)
+            for device, stashed in (("cuda", (0, 0)), ("cuda", (1 << 20, 0)), ("cpu", (0, 0))):
+                given = (workload, program, exchanges_of_first, device, frozenset[str](), stashed)
+                assert simulated_peak(*given) == Iteration(*given).run()
+
+
 @given(plans, st.permutations([0, 1, 2, 3]))
 @settings(max_examples=30, deadline=None)
 def test_ranks_can_change_places(
@@ -126,11 +153,11 @@ def test_ranks_can_change_places(
 
 def test_what_is_left_for_shards() -> None:
     workload = a_workload(256, 3)
-    left = leave_for_shards(workload, TOPOLOGY, 0.25, context_bytes=1000)
+    available = leave_for_shards(workload, TOPOLOGY, 0.25, context_bytes=1000)
     limit = GIB * 3 // 4 - 1000
-    assert left.limit_bytes == (limit,) * 4
-    assert left.installed_bytes == TOPOLOGY.hbm_cap_bytes
-    assert left.hbm_cap_bytes == (limit - least_bytes(workload),) * 4
+    assert available.limit_bytes == (limit,) * 4
+    assert available.installed_bytes == TOPOLOGY.hbm_cap_bytes
+    assert available.hbm_cap_bytes == (limit - least_bytes(workload),) * 4
     host = leave_for_shards(workload, TOPOLOGY, 0.25, "cpu")
     assert host.hbm_cap_bytes == TOPOLOGY.hbm_cap_bytes
     assert host.ddr_cap_bytes == (GIB - least_bytes(workload, "cpu"),) * 4
@@ -139,10 +166,10 @@ def test_what_is_left_for_shards() -> None:
 
 
 def test_measured_activations_are_there_until_the_backward() -> None:
-    measured = MeasuredDense(256, 1.0, 1.0, 1.0, 4000, activation_bytes=10**6)
-    workload = replace(a_workload(256, 2), dense=measured)
+    times = DenseTimes(256, 1.0, 1.0, 1.0, 4000 / MIB, 10**6 / GIB)
+    workload = replace(a_workload(256, 2), dense=MeasuredDense(times))
     outputs = 2 * 256 * 32 * 4
     assert activation_bytes(workload, program_of(workload)) == 10**6 + outputs
     assert default_reserve(workload) == DEFAULT_RESERVE
-    unknown = replace(workload, dense=replace(measured, activation_bytes=None))
+    unknown = replace(workload, dense=MeasuredDense(replace(times, activation_gib=None)))
     assert default_reserve(unknown) == UNKNOWN_RESERVE

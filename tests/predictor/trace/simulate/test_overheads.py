@@ -6,7 +6,7 @@ import pytest
 
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.host import Kind, Piece
-from predictor.trace.simulate.overheads import Overheads
+from predictor.trace.simulate.overheads import TracedOverheads
 from predictor.trace.simulate.step import TracedHosts
 from tests.predictor.trace.handmade import PAGEABLE, Recorder
 
@@ -24,23 +24,23 @@ def one_step() -> RankTrace:
     return record.trace()
 
 
-def table(trace: RankTrace) -> Overheads:
+def table(trace: RankTrace) -> TracedOverheads:
     return TracedHosts.of([trace]).pooled()
 
 
 def test_the_five_kinds() -> None:
-    found = table(one_step())
-    assert found.find(Kind.T1, ("<aten::view", ">aten::addmm")).us == pytest.approx(7)
-    assert found.find(Kind.T2, ("aten::addmm",)).us == pytest.approx(6)
-    assert found.find(Kind.T3, ("aten::addmm",)).us == pytest.approx(18)
-    assert found.find(Kind.T4, ("cudaLaunchKernel",)).us == pytest.approx(4.5)
-    assert found.find(Kind.T5, ("aten::addmm",)).us == pytest.approx(7)
-    assert found.find(Kind.T5, ("aten::view",)).us == pytest.approx(9)
+    overheads = table(one_step())
+    assert overheads.find(Kind.T1, ("<aten::view", ">aten::addmm")).us == pytest.approx(7)
+    assert overheads.find(Kind.T2, ("aten::addmm",)).us == pytest.approx(6)
+    assert overheads.find(Kind.T3, ("aten::addmm",)).us == pytest.approx(18)
+    assert overheads.find(Kind.T4, ("cudaLaunchKernel",)).us == pytest.approx(4.5)
+    assert overheads.find(Kind.T5, ("aten::addmm",)).us == pytest.approx(7)
+    assert overheads.find(Kind.T5, ("aten::view",)).us == pytest.approx(9)
 
 
 def test_unseen_operators_take_the_shared_time() -> None:
-    found = table(one_step())
-    shared = found.find(Kind.T2, ("aten::unseen", "0"))
+    overheads = table(one_step())
+    shared = overheads.find(Kind.T2, ("aten::unseen", "0"))
     assert shared.count == 2
     assert shared.us == pytest.approx((6 + 5) / 2)
-    assert Overheads().us(Piece(Kind.T2, ("x",), 1.0)) == 0
+    assert TracedOverheads().us(Piece(Kind.T2, ("x",), 1.0)) == 0

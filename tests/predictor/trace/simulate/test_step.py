@@ -39,15 +39,15 @@ def reads_the_loss(steps: int = 3) -> RankTrace:
     return record.trace()
 
 
-def last(found: SimulatedTrace) -> float:
-    return 1e3 * found.steps[-1].predicted_ms
+def last(simulated: SimulatedTrace) -> float:
+    return 1e3 * simulated.steps[-1].predicted_ms
 
 
 def test_alike_steps_take_what_they_took() -> None:
-    found = simulate_trace([reads_the_loss()])
-    assert [s.measured_ms for s in found.steps] == pytest.approx([0.4] * 3)
-    assert [s.predicted_ms for s in found.steps] == pytest.approx([0.4] * 3, rel=0.01)
-    assert found.steps[0].naive_ms == pytest.approx(0.4)
+    simulated = simulate_trace([reads_the_loss()])
+    assert [s.measured_ms for s in simulated.steps] == pytest.approx([0.4] * 3)
+    assert [s.predicted_ms for s in simulated.steps] == pytest.approx([0.4] * 3, rel=0.01)
+    assert simulated.steps[0].naive_ms == pytest.approx(0.4)
 
 
 def test_a_longer_kernel_moves_the_step_by_as_much() -> None:
@@ -142,10 +142,10 @@ def two_ranks(late_us: float = 0.0, work_us: float = 300.0) -> list[RankTrace]:
 
 
 def test_a_collective_takes_what_it_took_on_the_last_rank() -> None:
-    found = simulate_trace(two_ranks(late_us=500), own_host=True)
-    ends = [c.predicted_end_ms for c in found.collectives]
+    simulated = simulate_trace(two_ranks(late_us=500), own_host=True)
+    ends = [c.predicted_end_ms for c in simulated.collectives]
     assert ends == pytest.approx([0.922, 0.922], abs=0.005)
-    for step in found.steps:
+    for step in simulated.steps:
         assert step.predicted_ms == pytest.approx(step.measured_ms, abs=0.02)
 
 
@@ -226,12 +226,12 @@ def test_odd_traces_are_replayed_or_refused(
     ]
     for own_host in (False, True):
         try:
-            found = simulate_trace(traces, own_host=own_host)
+            simulated = simulate_trace(traces, own_host=own_host)
         except InputError:
             continue
-        assert all(0 <= s.predicted_ms < 1e6 for s in found.steps)
-        assert sum(s.duration_ms for s in found.critical_path) == pytest.approx(
-            found.timeline.iteration_ms[0], abs=1e-6
+        assert all(0 <= s.predicted_ms < 1e6 for s in simulated.steps)
+        assert sum(s.duration_ms for s in simulated.critical_path) == pytest.approx(
+            simulated.timeline.iteration_ms[0], abs=1e-6
         )
 
 
@@ -257,12 +257,12 @@ def test_steps_of_public_traces(name: str, mean: float) -> None:
 @needs_public_data
 def test_eight_ranks_end_when_they_did() -> None:
     traces = single("dlrm_kineto.tar.gz")
-    found = simulate_trace(traces, own_host=True)
-    for step in found.steps:
+    simulated = simulate_trace(traces, own_host=True)
+    for step in simulated.steps:
         assert step.predicted_ms == pytest.approx(step.measured_ms, rel=0.02)
-    for collective in found.collectives:
+    for collective in simulated.collectives:
         assert collective.predicted_end_ms == pytest.approx(collective.measured_end_ms, abs=0.05)
-    assert len(found.collectives) == 64
+    assert len(simulated.collectives) == 64
 
 
 def loads_data(pauses: Sequence[float], loader: bool = False) -> RankTrace:
@@ -284,9 +284,9 @@ def loads_data(pauses: Sequence[float], loader: bool = False) -> RankTrace:
 @pytest.mark.parametrize("loader", [False, True])
 def test_waiting_for_data_is_the_steps_own(loader: bool) -> None:
     pauses = [135e3, 20e3, 60e3]
-    found = simulate_trace([loads_data(pauses, loader)])
-    assert [s.predicted_ms for s in found.steps] == pytest.approx([136, 21, 61], rel=0.01)
-    assert found.overheads.find(Kind.T1).us < 1000
+    simulated = simulate_trace([loads_data(pauses, loader)])
+    assert [s.predicted_ms for s in simulated.steps] == pytest.approx([136, 21, 61], rel=0.01)
+    assert simulated.overheads.find(Kind.T1).us < 1000
 
 
 def test_a_first_step_that_began_before_the_trace_is_marked() -> None:
@@ -295,6 +295,6 @@ def test_a_first_step_that_began_before_the_trace_is_marked() -> None:
     assert not simulate_trace([trace]).notes
     unlaunched = DeviceEvent("kernel", "kernel", 7, 5, 30, correlation=999)
     early = replace(trace, device=(unlaunched, *trace.device))
-    found = simulate_trace([early])
-    assert [step.outside for step in found.steps] == [True, False, False]
-    assert any("before the trace" in note for note in found.notes)
+    simulated = simulate_trace([early])
+    assert [step.outside for step in simulated.steps] == [True, False, False]
+    assert any("before the trace" in note for note in simulated.notes)

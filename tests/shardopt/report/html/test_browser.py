@@ -60,7 +60,7 @@ def chromium(*words: object) -> str:
 
 
 def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
-    text = page(*nasty(), {"shardopt": "0"})
+    text = page(nasty(), {"shardopt": "0"})
     (tmp_path / "page.html").write_text(text + PROBE, "utf-8")
     shown = chromium("--dump-dom", (tmp_path / "page.html").as_uri())
     (probe,) = re.findall(r'<pre id="probe">(.*?)</pre>', shown, re.S)
@@ -80,7 +80,7 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
 
 
 def test_a_screenshot_is_drawn(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(page(*nasty(), {"shardopt": "0"}), "utf-8")
+    (tmp_path / "page.html").write_text(page(nasty(), {"shardopt": "0"}), "utf-8")
     image = tmp_path / "page.png"
     chromium(f"--screenshot={image}", "--window-size=480,900", (tmp_path / "page.html").as_uri())
     assert image.read_bytes().startswith(b"\x89PNG")

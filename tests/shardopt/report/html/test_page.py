@@ -9,11 +9,11 @@ from xml.etree.ElementTree import Element, fromstring
 import pytest
 
 from predictor.model.topology import Topology
-from shardopt.explain.explanation import PredictedPlan, explain_plan
+from shardopt.api.document import GivenPlan
 from shardopt.report.html.nodes import node, text_of
 from shardopt.report.html.page import page
 from shardopt.report.html.timeline import MAX_HOST, MAX_RANKS, OPENED, spans, timeline
-from tests.shardopt.report.plans import NASTY, a_problem, a_setting, nasty, predicted, tables, whole
+from tests.shardopt.report.plans import NASTY, a_problem, explained, nasty, predicted, tables, whole
 
 VERSIONS = {"shardopt": "1.2.3"}
 VOID = {"meta", "input"}
@@ -51,7 +51,7 @@ def read(text: str) -> Reader:
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return page(*nasty(), VERSIONS)
+    return page(nasty(), VERSIONS)
 
 
 def test_bars_of_phases_are_shares_of_the_iteration(text: str) -> None:
@@ -76,11 +76,10 @@ def test_nothing_is_loaded_from_anywhere(text: str) -> None:
 
 
 def test_every_table_and_every_group_of_constants_has_a_row(text: str) -> None:
-    setting, explanation = nasty()
     words = read(text).texts
-    for key in explanation.subject.plan.tables:
+    for key in nasty().sharding_plan.tables:
         assert key in words
-    for group in setting.hardware.groups:
+    for group in nasty().setting.hardware.groups:
         assert group in words
     assert "shardopt 1.2.3" in " ".join(words)
 
@@ -93,11 +92,11 @@ def test_differences_of_the_second_plan_stand_beside(text: str) -> None:
 
 
 def test_the_same_page_every_time(text: str) -> None:
-    assert text == page(*nasty(), VERSIONS)
+    assert text == page(nasty(), VERSIONS)
 
 
 def test_bars_stay_in_the_period_and_on_their_lane_one_follows_the_other() -> None:
-    prediction = nasty()[1].subject.prediction
+    prediction = nasty().prediction
     by_lane: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for span in spans(prediction):
         assert 0 <= span.start_ms < span.end_ms <= prediction.iteration_ms
@@ -109,7 +108,7 @@ def test_bars_stay_in_the_period_and_on_their_lane_one_follows_the_other() -> No
 
 def test_a_period_holds_every_operation_once() -> None:
     """A steady state also shows work that the host issues for later iterations."""
-    prediction = nasty()[1].subject.prediction
+    prediction = nasty().prediction
     ran: dict[str, float] = {}
     for span in spans(prediction):
         if span.rank == 1 and span.kind.startswith("p-"):
@@ -124,11 +123,11 @@ def test_a_period_holds_every_operation_once() -> None:
 
 
 @pytest.fixture(scope="module")
-def many() -> tuple[PredictedPlan, Element]:
+def many() -> tuple[GivenPlan, Element]:
     """A plan for 40 ranks on five hosts, and the body of its page."""
     problem = a_problem(tables(*(1000 + i for i in range(40))), 40, 8)
     given = predicted(problem, whole(problem, range(40)))
-    made = page(a_setting(problem), explain_plan(problem, [given]), VERSIONS)
+    made = page(explained(problem, given), VERSIONS)
     return given, body_of(made)
 
 
@@ -150,7 +149,7 @@ def lanes_of(parent: Element) -> set[str]:
 
 
 def test_of_many_ranks_one_host_and_the_worst_are_shown_and_others_folded_away(
-    many: tuple[PredictedPlan, Element],
+    many: tuple[GivenPlan, Element],
 ) -> None:
     given, body = many
     path = {segment.rank for segment in given.prediction.critical_path}
@@ -166,7 +165,7 @@ def test_of_many_ranks_one_host_and_the_worst_are_shown_and_others_folded_away(
 
 
 def test_of_a_rank_one_lane_is_shown_but_for_the_worst(
-    many: tuple[PredictedPlan, Element],
+    many: tuple[GivenPlan, Element],
 ) -> None:
     _, body = many
     found = classed(body, "details", "rank")
@@ -177,7 +176,7 @@ def test_of_a_rank_one_lane_is_shown_but_for_the_worst(
 
 
 def test_of_a_path_over_many_ranks_those_it_is_on_for_longest_are_open() -> None:
-    prediction = nasty()[1].subject.prediction
+    prediction = nasty().prediction
     long, *_ = sorted(prediction.critical_path, key=lambda one: -one.duration_ms)
     path = [replace(long, rank=rank, end_ms=long.start_ms + 1 + rank) for rank in range(4)]
     drawn = timeline(replace(prediction, critical_path=tuple(path)), 4)
@@ -196,11 +195,10 @@ def test_the_three_answers_come_first_and_advice_is_the_first_section(text: str)
 
 @pytest.mark.parametrize(("bound", "share"), [(0.5, "100 %"), (1.0, "none")])
 def test_the_second_answer_is_the_proved_gap(bound: float, share: str) -> None:
-    setting, explanation = nasty()
-    given = explanation.subject
-    proved = replace(given, bound_ms=bound * given.prediction.iteration_ms)
-    body = body_of(page(setting, replace(explanation, subject=proved), VERSIONS))
-    unknown = body_of(page(setting, explanation, VERSIONS))
+    given = nasty()
+    proved = given.model_copy(update={"lower_bound_ms": bound * given.iteration_ms})
+    body = body_of(page(proved, VERSIONS))
+    unknown = body_of(page(given, VERSIONS))
     figures, without = (
         [figure.text or "" for figure in classed(one, "p", "figure")] for one in (body, unknown)
     )
@@ -210,9 +208,8 @@ def test_the_second_answer_is_the_proved_gap(bound: float, share: str) -> None:
 
 
 def test_no_markup_is_raw_and_doubts_are_folded_away(text: str) -> None:
-    setting, explanation = nasty()
-    given = replace(explanation.subject, doubts=("run `shardopt plan` again",))
-    body = body_of(page(setting, replace(explanation, subject=given), VERSIONS))
+    given = nasty().model_copy(update={"doubts": ("run `shardopt plan` again",)})
+    body = body_of(page(given, VERSIONS))
     assert not any("`" in words for words in body.itertext())
     (notes,) = classed(body, "details", "caveats")
     assert notes.get("open") is None
@@ -223,7 +220,7 @@ def test_a_plan_that_does_not_fit_says_so_in_the_first_answer() -> None:
     problem = a_problem(tables(*(1_000_000 + i for i in range(8))))
     small = replace(problem, topology=Topology.uniform(4, hbm_bytes=2**28, ddr_bytes=2**28))
     given = predicted(small, whole(small, [0] * 8))
-    body = body_of(page(a_setting(small), explain_plan(small, [given]), VERSIONS))
+    body = body_of(page(explained(small, given), VERSIONS))
     assert classed(next(body.iter("article")), "p", "misfit-text")
     assert len(classed(body, "p", "misfit-text")) == 1
 

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from search.problem import Problem
 from search.space.enumerate import enumerate_space
-from shardopt.explain.explanation import explain_plan
-from shardopt.report.explain import explain_object
 from shardopt.report.html.page import page
 from tests.builders import a_topology, hardware, plan_of, random_candidate, random_workload
-from tests.shardopt.report.plans import a_setting, predicted
+from tests.shardopt.report.plans import explained, predicted
 
 PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
 MACHINES = (("h100-sxm", 1, 1), ("h100-sxm", 4, 4), ("a100-80gb", 8, 4), ("cpu-gloo", 2, 2))
@@ -33,16 +31,15 @@ def test_random_plans_are_explained(
         plan_of(workload, topology, random_candidate(space, topology, random.Random(seed + i)))
         for i in range(2)
     ]
-    before = [predicted(problem, plan) for plan in plans]
-    explanation = explain_plan(problem, before)
-    iteration_ms = before[0].prediction.iteration_ms
-    for change in explanation.changes.helpful:
-        assert change.words
+    answer = explained(problem, *(predicted(problem, plan) for plan in plans))
+    iteration_ms = answer.iteration_ms
+    for change in answer.changes.found:
+        assert change.change
         assert change.iteration_ms + change.saving_ms == pytest.approx(iteration_ms)
-    for item in explanation.what_if:
+    for item in answer.sensitivity:
         assert item.iteration_ms - item.change_ms == pytest.approx(iteration_ms)
-    assert explain_object(explanation, {})["others"][0]["plan"] == "plan.json"
-    text = page(a_setting(problem), explanation, {})
+    assert answer.to_dict()["others"][0]["plan"] == "plan.json"
+    text = page(answer, {})
     assert text.rstrip().endswith("</html>")
     for key in workload.keys:
         assert f"<td>{key}</td>" in text
