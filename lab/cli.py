@@ -418,11 +418,13 @@ def pages(*, data: Path | None = None, answers: bool = False, check: bool = Fals
     They come from committed rows. With --data the rows of all suites are computed first.
 
     Options:
-        answers: Also run the command at the head of the README and put its answer there.
+        answers: Also run the command at the head of the README and the cells of the notebook, which
+            need torchrec, and put their answers there.
         check: Write nothing; end with 1 and name the pages that are older than their rows.
     """
     from lab.pages.accuracy import write_accuracy
     from lab.pages.generated import ACCURACY, ROOT, stale_pages, write_pages, write_sample
+    from lab.pages.notebook import write_notebook
 
     if check:
         stale = stale_pages()
@@ -433,6 +435,7 @@ def pages(*, data: Path | None = None, answers: bool = False, check: bool = Fals
         write_accuracy((ROOT / ACCURACY).with_suffix(".md"), run_suites(ALL, data))
     if answers:
         write_sample()
+        write_notebook(ROOT)
     for name in write_pages():
         print(name)
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
 
 from search.objective import Assignment
-from search.space.option import ChoicesInUse
+from search.space.option import ChoicesInUse, Option
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ def rank_distinct(
 
     Times that agree to six digits are ordered by moved tables of the plan in use, then by shards.
     """
-    signatures: set[frozenset[object]] = set()
+    signatures: set[bytes] = set()
     distinct = []
     for candidate in sorted(candidates, key=lambda c: _rank(c, in_use)):
         name = signature(candidate.assignment)
@@ -42,20 +46,20 @@ def _rank(candidate: Candidate, in_use: ChoicesInUse | None) -> tuple[float, int
     return float(f"{candidate.iteration_ms:.6g}"), moves, shards, candidate.iteration_ms
 
 
-@lru_cache(maxsize=64)
-def signature(assignment: Assignment) -> frozenset[object]:
-    """Return a key that ignores the names of ranks and the order of equal shards of a table."""
-    on_rank: dict[int, list[object]] = {}
-    for option, ranks in assignment:
-        for rank, size in zip(ranks, option.sizes, strict=True):
-            shard = (*option.way[:2], option.cache_load_factor, option.table, size)
-            on_rank.setdefault(rank, []).append(shard)
-    counted = [frozenset(_count(shard).items()) for shard in on_rank.values()]
-    return frozenset(_count(counted).items())
+@lru_cache(maxsize=1 << 12)
+def signature(assignment: Assignment) -> bytes:
+    """Return a key that ignores the names of ranks and the order of equal shards of a table.
+
+    Every rank is the sum of the hashes of its shards; ranks are sorted.
+    """
+    ranks = np.fromiter(chain.from_iterable(ranks for _, ranks in assignment), dtype=np.intp)
+    on_rank = np.zeros(int(ranks.max()) + 1, dtype=np.uint64)
+    np.add.at(on_rank, ranks, np.concatenate([_shard_hashes(option) for option, _ in assignment]))
+    return np.sort(on_rank[on_rank != 0]).tobytes()
 
 
-def _count(items: Sequence[object]) -> dict[object, int]:
-    counts: dict[object, int] = {}
-    for item in items:
-        counts[item] = counts.get(item, 0) + 1
-    return counts
+@lru_cache(maxsize=1 << 16)
+def _shard_hashes(option: Option) -> NDArray[np.uint64]:
+    """Return the hash of every shard of an option, ``[shards]``; equal shards have the same."""
+    kind = (*option.way[:2], option.cache_load_factor, option.table)
+    return np.array([hash((*kind, size)) for size in option.sizes]).astype(np.uint64)

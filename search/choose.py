@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from predictor.errors import InputError
 from search.candidate import Candidate, rank_distinct
-from search.improve.local_search import LocalSearch
 from search.in_use.align import rename_ranks
 from search.in_use.plan import candidates_in_use
 from search.in_use.worth import prefer_worthwhile, share_of_move
@@ -23,9 +22,6 @@ from search.scenarios.scored import RatedPlans, scenario_times
 from search.stop import Stop
 from search.surrogate import Surrogate
 
-TURNS = 2
-"""Number of searches over scenarios: a plan found by one may be the best of a scenario, against
-which the next one measures regret."""
 FOUND_BY = "search over scenarios"
 
 
@@ -70,9 +66,18 @@ def choose_plan(
     scenarios = problem.scenarios or ()
     as_given: tuple[list[Candidate], TieSummary | None]
     if problem.in_use is None:
-        descent, time_is_up = _work(params.evaluations, nominal, params), stop.part(1.0)
-        work = params, descent, time_is_up
-        as_given = prefer(nominal, nominal, surrogate, ranked, limit_ms, tolerance, *work)
+        time_is_up = stop.part(1.0)
+        as_given = prefer(
+            nominal,
+            surrogate,
+            nominal.score,
+            ranked,
+            limit_ms,
+            tolerance,
+            params,
+            params.tie_moves,
+            time_is_up,
+        )
     else:
         ranked = [rename_ranks(nominal, c) for c in ranked[: params.pool]]
         pays = problem.in_use.horizon is not None
@@ -115,31 +120,27 @@ def _over_scenarios(
     plans = _pool([c for c in likely if nominal.fits(c.assignment)], params)
     rated_plans = RatedPlans(scorer, plans, share_of_move(nominal))
     ended = stop.part(params.annealing_time)
-    over_all = _work(params.evaluations, nominal, params)
-    nominal.evaluations += rated_plans.improve(surrogate, over_all // TURNS, seed, ended)
-    for _ in range(TURNS):
-        objective = rated_plans.objective(nominal, aim)
-        measures = rated_plans.measure(aim)(rated_plans.times)
-        again = LocalSearch(objective, surrogate, seed)
-        reached, _ = again.improve(
-            rated_plans.plans[int(measures.argmin())], over_all // TURNS, ended
-        )
-        rated_plans.add([reached])
-        nominal.evaluations += objective.evaluations
-    measures = rated_plans.measure(aim)(rated_plans.times)
+    nominal.evaluations += rated_plans.improve(params, seed, ended)
+    rated_plans.recombine(nominal, aim, ended)
+    rate = rated_plans.measure(aim)
+    measures = rate(rated_plans.times)
     names = {c.assignment: c.found_by for c in [*as_given[0], *ranked]}
     rated = [
         Candidate(plan, measure, names.get(plan, FOUND_BY))
         for plan, measure in zip(rated_plans.plans, measures.tolist(), strict=True)
     ]
     best_first, ties = rank_distinct(rated, nominal.space.in_use), None
-    if tolerance and in_use is None and not ended():
-        rating, limit = (
-            rated_plans.objective(nominal, aim),
-            best_first[0].iteration_ms * (1 + tolerance),
+    if tolerance and in_use is None:
+        limit = best_first[0].iteration_ms * (1 + tolerance)
+        best_first, ties = prefer(
+            nominal,
+            surrogate,
+            lambda plans: rate(rated_plans.score(plans)),
+            best_first,
+            limit,
+            tolerance,
+            params,
         )
-        work = params, over_all // 4, ended
-        best_first, ties = prefer(rating, nominal, surrogate, best_first, limit, tolerance, *work)
     best, usual = best_first[0], as_given[0][0].assignment
     rated_plans.add([best.assignment])
     passed_over = None
@@ -156,12 +157,6 @@ def _timed(nominal: Objective, candidates: Sequence[Candidate]) -> list[Candidat
     """Return the same plans with their predicted times."""
     times = nominal.score([c.assignment for c in candidates]).tolist()
     return [replace(c, iteration_ms=ms) for c, ms in zip(candidates, times, strict=True)]
-
-
-def _work(evaluations: int, objective: Objective, params: SearchParams) -> int:
-    """Return the number of plans to score, reduced for large problems."""
-    size = len(objective.space.options) * objective.problem.topology.world_size
-    return max(1, round(evaluations * min(1.0, params.large / size)))
 
 
 def with_scenarios(problem: Problem) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain, starmap
 from typing import TypeVar
@@ -16,7 +16,7 @@ from predictor.model.memory.caches import CachedShard, cached_shards, sharing_by
 from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, TablePlan
 from search.problem import Problem
-from search.side_by_side import CutPiece, side_by_side
+from search.side_by_side import side_by_side
 from search.space.option import AllowedPlacements, Choice, Option, Space, place
 
 Array = NDArray[np.float64]
@@ -34,21 +34,6 @@ Rate = Callable[[Sequence[Assignment]], Array]
 def apply(base: Assignment, change: Mapping[int, Choice]) -> Assignment:
     """The assignment with some tables changed."""
     return tuple(change.get(table, choice) for table, choice in enumerate(base))
-
-
-@dataclass(frozen=True)
-class PlacedOption:
-    """Legal places of an option.
-
-    Args:
-        memory: bytes, ``[shards, hbm or ddr]``.
-        allowed: ranks that a shard may lie on; None if no shard moves by itself.
-        on_one_host: all shards must lie on ranks of one host.
-    """
-
-    memory: Array
-    allowed: NDArray[np.bool_] | None
-    on_one_host: bool
 
 
 class Objective:
@@ -84,7 +69,7 @@ class Objective:
 
     def _remember_bytes(self) -> None:
         self.footprint = lru_cache(maxsize=1 << 16)(self._footprint)
-        self.placed = lru_cache(maxsize=1 << 16)(self._placed)
+        self.shard_memory = lru_cache(maxsize=1 << 16)(self._shard_memory)
 
     def over(self, space: Space) -> Objective:
         """The same objective over another space of the problem."""
@@ -101,6 +86,24 @@ class Objective:
         topology = self.problem.topology
         tables = dict(zip(self.space.keys, self.table_plans(assignment), strict=True))
         return ShardingPlan(tables, topology.world_size, topology.local_world_size)
+
+    def assignment_of(self, plan: ShardingPlan) -> Assignment | None:
+        """Return the assignment that splits and places all tables as a plan does, which may be of
+        another setting; None if none does or it does not fit."""
+        topology = self.problem.topology
+        if plan.world_size != topology.world_size:
+            return None
+        assignment = []
+        for key, options in zip(self.space.keys, self.space.options, strict=True):
+            table = plan.tables[key]
+            sizes, offsets = zip(*((s.size, s.offset) for s in table.shards), strict=True)
+            way = table.sharding_type, table.compute_kernel, sizes, offsets
+            alike = (o for o in options if o.way[:4] == way and o.is_legal(table.ranks, topology))
+            option = next(alike, None)
+            if option is None:
+                return None
+            assignment.append((option, table.ranks))
+        return tuple(assignment) if self.fits(tuple(assignment)) else None
 
     def score(self, assignments: Sequence[Assignment]) -> Array:
         """Predicted iteration time in ms of each."""
@@ -129,11 +132,7 @@ class Objective:
     def _counted(self, piece: Callable[[], T]) -> tuple[T, int]:
         """The result of a piece, and what it evaluated."""
         before = self.evaluations
-        try:
-            result = piece()
-        except CutPiece as cut:
-            raise CutPiece((cut.result, self.evaluations - before)) from None
-        return result, self.evaluations - before
+        return piece(), self.evaluations - before
 
     def numbers(self, assignment: Assignment) -> list[int]:
         """Return the scorer's numbers of an assignment's choices."""
@@ -151,28 +150,9 @@ class Objective:
         """Return True if the shards of an option may lie on these ranks."""
         return option.is_legal(ranks, self.problem.topology)
 
-    def _placed(self, option: Option) -> PlacedOption:
-        """Return the legal ranks of an option's shards as arrays."""
-        memory = np.array(self.bytes_of(option), dtype=np.float64).T
-        legal = self.legal(option)
-        single = all(unit and len(unit[0]) == 1 for unit in legal.units)
-        allowed = None
-        if single and len(legal.units[0]) > 1:
-            allowed = np.zeros(self.problem.topology.world_size, dtype=bool)
-            allowed[[a[0] for a in legal.units[0]]] = True
-        return PlacedOption(memory, allowed, legal.same_group and len(memory) > 1)
-
-    def movable(self, option: Option, first: int) -> NDArray[np.bool_]:
-        """Ranks that one shard of an option with its first shard on a rank may move to,
-        ``[ranks]``; the others stay."""
-        placed, topology = self.placed(option), self.problem.topology
-        if placed.allowed is None:
-            return np.zeros(topology.world_size, dtype=bool)
-        if not placed.on_one_host:
-            return placed.allowed
-        size = topology.intra_group_size
-        group = np.arange(topology.world_size) // size == first // size
-        return np.asarray(placed.allowed & group)
+    def _shard_memory(self, option: Option) -> Array:
+        """Bytes of every shard, ``[shards, hbm or ddr]``."""
+        return np.array(self.bytes_of(option), dtype=np.float64).T
 
     def _footprint(self, option: Option, ranks: Ranks) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that one table takes."""
@@ -272,26 +252,3 @@ class Objective:
 
     def _memory_of(self, assignment: Assignment) -> Sequence[RankMemory]:
         return self.problem.memory_of(self.sharding_plan(assignment))
-
-
-class RatedObjective(Objective):
-    """Objective with another measure in place of the predicted time.
-
-    Args:
-        base: objective that numbers the plans and computes their memory.
-        rate: the measure.
-    """
-
-    def __init__(self, base: Objective, rate: Rate) -> None:
-        super().__init__(base.problem, base.space)
-        self.scorer = base.scorer
-        self.rate = rate
-
-    def score(self, assignments: Sequence[Assignment]) -> Array:
-        """The measure of each."""
-        self.evaluations += len(assignments)
-        return self.rate(assignments) if assignments else np.zeros(0)
-
-    def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
-        """The measure of ``base`` with each of the changes."""
-        return self.score([apply(base, change) for change in changes])

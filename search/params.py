@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from predictor.errors import InputError
 
 WORK = (
-    *("bound_steps", "moves", "least_moves", "most_moves", "evaluations", "scenario_steps"),
+    *("bound_steps", "moves", "least_moves", "most_moves", "tie_moves", "scenario_steps"),
     *("cpsat_work", "trials"),
 )
 """Fields that are work: effort multiplies them."""
@@ -26,7 +26,7 @@ class SearchParams:
         bound_steps: refinements of the bound before plans are proposed, and again after, >= 1.
         moves: annealing proposals per table, over all annealing runs, >= 1.
         least_moves, most_moves: range of the annealing proposals for all tables, >= 1.
-        evaluations: plans scored by one local search, among ties or over scenarios, >= 1.
+        tie_moves: annealing proposals of one search among ties, or in one scenario, >= 1.
         scenario_steps: refinements of the bounds of all scenarios, >= 1.
         cpsat_work: deterministic time of CP-SAT's neighbourhoods, about seconds on one core, > 0.
         trials: trials of an Optuna study, >= 1.
@@ -68,7 +68,7 @@ class SearchParams:
     moves: int = 45_000
     least_moves: int = 1_200_000
     most_moves: int = 6_000_000
-    evaluations: int = 3000
+    tie_moves: int = 200_000
     scenario_steps: int = 400
     cpsat_work: float = 12.0
     trials: int = 60

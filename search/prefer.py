@@ -1,14 +1,15 @@
 """Choice among plans that the predictor cannot tell apart: the one a practitioner would ship.
 
-Plans tie if they are predicted to be at most so much slower than the fastest one (`tolerance_of`).
-Where the host sets the pace thousands of plans do, and what their devices take alone must be within
-as much of the least.
+Plans tie if they are predicted to be at most so much slower than the fastest one (`tolerance_of`),
+and if their mean time under the stated errors of all costs is within as much of the least: a plan
+that launches twice as much is fast only on a host as fast as predicted. Where the host sets the
+pace thousands of plans tie, and what their devices take alone must be within as much of the least.
 
 Of plans that tie, the one with the least memory on the fullest GPU comes first, then the one with
 the fewest sharding types, then the fewest pieces that tables are cut into, then the one whose
 emptiest GPU has most. Each rule keeps the plans that are alike by it, and the next one chooses
-among these. The search for a fast plan knows few plans with little memory, so a local search looks
-for them among those that tie, and another for a simpler plan within that memory.
+among these. The search for a fast plan knows few plans with little memory, so annealing looks for
+more: within less memory, then with fewer sharding types.
 
 Why: docs/decisions/0030-choosing-among-plans.md.
 """
@@ -16,19 +17,21 @@ Why: docs/decisions/0030-choosing-among-plans.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import OVERHEADS, GivenErrors
+from predictor.cost.errors import OVERHEADS, GivenErrors, StratifiedErrors
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.predict import predict
 from search.candidate import Candidate, signature
-from search.improve.local_search import LocalSearch
-from search.objective import Assignment, Objective, RatedObjective, apply
+from search.improve.annealing import Annealer, AnnealingTask
+from search.improve.merges import ExchangeMerges
+from search.objective import Assignment, Objective, Rate, apply
 from search.params import SearchParams
 from search.problem import TieSummary
-from search.space.option import Choice, Option
+from search.space.option import Option
 from search.surrogate import Surrogate
 
 Array = NDArray[np.float64]
@@ -37,16 +40,18 @@ TOLERANCE, MOST_TOLERANCE = SearchParams.least_tie, SearchParams.most_tie
 """Least and most share by which plans tie; a gain must also exceed the first."""
 NO_TIME = 1e-6
 """Factor on the host's times that leaves the time of the devices alone."""
-NORM = 16
-"""Order of the norm of the ranks' memory; it is smooth where the maximum is flat."""
-LATE = 1e3
-"""Score added to plans that do not tie, so that they rank behind all that do."""
-PIECES = 1e6
-"""Number above the pieces of any plan."""
-UNSCORED = 8
-"""Number of unscored changes that count as one evaluated plan: they bring no less memory."""
+LESS = (0.0, 0.25, 0.5, 0.75)
+"""Memory of the fullest GPU that annealing tries to do with, the least first: shares of what the
+leanest known plan has beyond the least that the tables take."""
+SOUGHT = 0.25
+"""Part of the tolerance within which leaner and simpler plans are looked for: annealing would spend
+all of it for little memory."""
+STARTS = 3
+"""Plans from which the least device time is looked for."""
 FOUND_AMONG_TIES = "chosen among ties"
-DEVICE_TIME = "device time"
+DEVICE_TIME, EXPECTED_TIME = "device time", "expected time"
+DRAWS, DRAWS_SEED = 16, 2
+"""Draws of the costs' errors for the expected time; gains and scenarios use other seeds."""
 RULES = ("memory", "sharding types", "shards", "balance")
 
 
@@ -61,163 +66,267 @@ def tolerance_of(objective: Objective, fastest: Candidate, params: SearchParams)
 
 def prefer(
     objective: Objective,
-    nominal: Objective,
     surrogate: Surrogate,
+    rate: Rate,
     ranked: Sequence[Candidate],
     limit: float,
     tolerance: float,
     params: SearchParams,
-    descent: int,
+    moves: int = 0,
     ended: Callable[..., bool] = lambda *_: False,
 ) -> tuple[list[Candidate], TieSummary]:
     """Return the preferred plan, then those of the others that are not better; and what tied.
 
     Args:
-        objective: what the search minimises.
-        nominal: predicts the times of plans.
-        ranked: best first by what the search minimises, which candidates have for their time.
-        limit: no plan beyond it ties, by what the search minimises.
-        tolerance: by which share the devices' time may be longer than the least, where the host
+        rate: measure that the search minimises.
+        ranked: plans, best first by that measure, which they have for their time.
+        limit: measure above which no plan ties.
+        tolerance: share by which the devices' time may be longer than the least, where the host
             sets the pace.
-        descent: plans to score by each of the local searches.
+        moves: annealing proposals for each plan that is looked for; 0 where the measure is no time.
         ended: whether the time for that is up.
     """
-    preference = _Preference(objective, nominal, surrogate, ranked, limit, tolerance, params)
-    chosen = preference.choose(descent, ended)
+    ties = Ties(objective, surrogate, rate, ranked, limit, tolerance, params)
+    chosen = ties.choose(moves, ended)
     name = signature(chosen.assignment)
     worse = [c for c in ranked if c.iteration_ms >= chosen.iteration_ms]
     rest = [c for c in worse if signature(c.assignment) != name]
-    return [chosen, *rest], preference.ties(chosen)
+    return [chosen, *rest], ties.summary(chosen)
 
 
-class _Preference:
-    """Choice among the known plans, and more plans reached from them.
+class TieRules:
+    """The rules by which plans that tie are compared.
+
+    Attributes:
+        kind: memory that is scarce: 0 for HBM, 1 for host memory.
+        apart: by how much plans that are alike by a rule may differ.
+    """
+
+    def __init__(self, objective: Objective, params: SearchParams) -> None:
+        self.objective = objective
+        self.kind = int(objective.problem.hardware.device == "cpu")
+        self.most_bytes = max(1.0, float(objective.caps[self.kind].max()))
+        self.apart = dict(zip(RULES, (params.alike, 0.0, 0.0, params.alike), strict=True))
+
+    def shares(self, plan: Assignment) -> Array:
+        """Return the fraction of a device's memory in use on each rank, ``[ranks]``."""
+        return np.asarray(self.objective.memory(plan)[self.kind] / self.most_bytes)
+
+    def fullest(self, plan: Assignment) -> float:
+        """Return the fraction of a device's memory in use on the fullest rank."""
+        return float(self.shares(plan).max())
+
+    def within(self, share: float) -> LeanObjective:
+        """Return the objective of plans that need at most this share of a device's memory."""
+        return LeanObjective(self.objective, self.kind, share * self.most_bytes)
+
+    def best(self, measures: Mapping[Assignment, float]) -> Assignment:
+        """Return the preferred one of plans that tie, the fastest of those that are alike."""
+        *_, (_, preferred) = self.kept([*measures])
+        return min(preferred, key=measures.__getitem__)
+
+    def kept(self, plans: Sequence[Assignment]) -> Iterator[tuple[str, list[Assignment]]]:
+        """Yield each rule with the plans that remain after it."""
+        shares = np.array([self.shares(plan) for plan in plans])
+        types, pieces = np.array([simplicity(plan) for plan in plans], dtype=np.float64).T
+        spread = shares.max(axis=1) - shares.min(axis=1)
+        remaining = np.arange(len(plans))
+        columns = (shares.max(axis=1), types, pieces, spread)
+        for rule, values in zip(RULES, columns, strict=True):
+            least = values[remaining].min() + self.apart[rule]
+            remaining = remaining[values[remaining] <= least]
+            yield rule, [plans[i] for i in remaining.tolist()]
+
+
+class Ties:
+    """Plans that tie with the fastest one, and more of them that annealing reaches.
 
     Attributes:
         tied: plans that tie, with what the search minimises.
         by_rules: the preferred one, before its caches take the memory left over.
         near: plans within the limit, whose devices may take too long.
         device_range_ms: what their devices take alone, as far as that was looked at.
-        apart: by how much plans that are alike by a rule may differ.
         device_limit: the most that the devices of a plan that ties take alone, in ms.
-        kind: of memory, that is scarce: 0 for HBM, 1 for host memory.
     """
 
     def __init__(
         self,
         objective: Objective,
-        nominal: Objective,
         surrogate: Surrogate,
+        rate: Rate,
         ranked: Sequence[Candidate],
         limit: float,
         tolerance: float,
         params: SearchParams,
     ) -> None:
-        self.objective, self.nominal, self.surrogate = objective, nominal, surrogate
-        self.ranked, self.fastest, self.params = ranked, ranked[0], params
-        alike = params.alike
-        self.apart = dict(zip(RULES, (alike, 0.0, 0.0, alike), strict=True))
+        self.objective, self.surrogate, self.rate = objective, surrogate, rate
+        self.fastest, self.params = ranked[0], params
         self.limit, self.tolerance = limit, tolerance
-        self.kind = int(nominal.problem.hardware.device == "cpu")
-        self.most_bytes = max(1.0, float(nominal.caps[self.kind].max()))
-        alone = GivenErrors({OVERHEADS: NO_TIME})
-        self.alone = nominal.problem.perturbed(nominal.scorer, alone)
+        self.merges = ExchangeMerges(objective, surrogate)
+        self.rules = TieRules(objective, params)
+        no_host = GivenErrors({OVERHEADS: NO_TIME})
+        self.alone = objective.problem.perturbed(objective.scorer, no_host)
+        draws = objective.problem.draw_errors(DRAWS, DRAWS_SEED, StratifiedErrors)
+        self.drawn = objective.problem.perturbed(objective.scorer, draws)
+        self.devices = Objective(replace(objective.problem, errors=no_host), objective.space)
         start = self.fastest.assignment
-        self.near = {start}
-        self.device_range_ms = np.inf, 0.0
+        self.device_range_ms, self.device_limit = (np.inf, 0.0), np.inf
+        self.expected_limit = np.inf
         self.host_bound = bool(
-            self.device_ms([start])[0] < nominal.score([start])[0] * (1 - params.least_tie)
+            self.device_ms([start])[0] < objective.score([start])[0] * (1 - params.least_tie)
         )
-        self.device_limit = np.inf
-        self.tied = {start: self.fastest.iteration_ms}
         self.by_rules = start
+        known = {c.assignment: c.iteration_ms for c in ranked if c.iteration_ms <= limit}
+        self.near = {start, *known}
+        self.tied = {start: self.fastest.iteration_ms}
+        leanest = sorted(known, key=self.rules.fullest)[: params.pool]
+        self.tied |= {plan: known[plan] for plan in leanest}
+
+    def expected_ms(self, plans: Sequence[Assignment]) -> Array:
+        """Return the mean time of plans under draws of the costs' errors, ``[plans]``."""
+        numbers = np.array([self.objective.numbers(plan) for plan in plans])
+        return np.asarray(self.drawn.score_numbered(numbers).mean(axis=1))
 
     def device_ms(self, plans: Sequence[Assignment]) -> Array:
         """Return the time of the devices alone for plans within the limit, ``[plans]``."""
         if not plans:
             return np.zeros(0)
-        numbers = np.array([self.nominal.numbers(plan) for plan in plans])
+        numbers = np.array([self.objective.numbers(plan) for plan in plans])
         times = self.alone.score_numbered(numbers)[:, 0]
         low, high = self.device_range_ms
         self.device_range_ms = min(low, float(times.min())), max(high, float(times.max()))
         return times
 
-    def shares(self, memory: Array) -> Array:
-        """Return the fraction of a device's memory in use on each rank, ``[ranks]``."""
-        return np.asarray(memory[self.kind] / self.most_bytes)
-
-    def fullest(self, plan: Assignment) -> float:
-        """Return the fraction of a device's memory in use on the fullest rank."""
-        return float(self.shares(self.nominal.memory(plan)).max())
-
-    def lateness(self, measures: Array, plans: Sequence[Assignment]) -> Array:
-        """Return the lateness of plans, ``[plans]``; at most 1 for those that tie.
-
-        Args:
-            measures: what the search minimises, of each plan.
-        """
-        lateness = np.asarray(measures / self.limit)
-        near = np.flatnonzero(lateness <= 1).tolist()
-        near_plans = [plans[i] for i in near]
-        self.near.update(near_plans)
-        if self.device_limit < np.inf:
-            lateness[near] = np.maximum(
-                lateness[near], self.device_ms(near_plans) / self.device_limit
-            )
-        return lateness
-
-    def choose(self, descent: int, ended: Callable[..., bool]) -> Candidate:
+    def choose(self, moves: int, ended: Callable[..., bool]) -> Candidate:
         """Return the preferred plan; the fastest one if none is better."""
-        self._add({c.assignment: c.iteration_ms for c in self.ranked})
         if self.host_bound:
-            self._limit_devices(descent, ended)
-        least = min(self.tied, key=lambda plan: (self.fullest(plan), self.tied[plan]))
-        self._descend(TiedPlans(self, self._crowding), least, descent, ended)
-        least = self._best()
-        simple = TiedPlans(self, self._pieces, self.fullest(least))
-        self._descend(simple, least, descent, ended)
-        self.by_rules = self._table_wise(self._best())
+            self._limit_devices(moves, ended)
+        self._limit_expected()
+        if moves:
+            self._with_less_memory(moves, ended)
+            self._with_fewer_types(moves, ended)
+            self._with_fewer_pieces(ended)
+        self.by_rules = self._table_wise(self.rules.best(self.tied))
         best = self._fill_caches(self.by_rules)
         if best == self.fastest.assignment:
             return self.fastest
         return Candidate(best, self.tied[best], FOUND_AMONG_TIES)
 
-    def _add(self, measures: Mapping[Assignment, float]) -> None:
-        """Take in plans that tie, those with the least memory if they are many."""
-        near = [plan for plan, measure in measures.items() if measure <= self.limit]
-        for plan in sorted(near, key=self.fullest)[: self.params.pool]:
-            self.tied.setdefault(plan, measures[plan])
-        self.near.update(near)
+    def _add(self, plans: Sequence[Assignment], part: float = 1.0) -> bool:
+        """Take in plans that tie, within a part of the tolerance; return True if there are any."""
+        if not plans:
+            return False
+        measures = self.rate(plans)
+        limit = part * self.limit + (1 - part) * self.fastest.iteration_ms
+        near = [(plan, ms) for plan, ms in zip(plans, measures, strict=True) if ms <= limit]
+        self.near.update(plan for plan, _ in near)
+        late = np.zeros(len(near), dtype=np.bool_)
+        if self.device_limit < np.inf:
+            late = self.device_ms([plan for plan, _ in near]) > self.device_limit
+        if near and self.expected_limit < np.inf:
+            late |= self.expected_ms([plan for plan, _ in near]) > self.expected_limit
+        tied = {p: float(ms) for (p, ms), slow in zip(near, late, strict=True) if not slow}
+        self.tied |= tied
+        return bool(tied)
 
-    def _limit_devices(self, descent: int, ended: Callable[..., bool]) -> None:
-        """Search the plan with the least device time; plans that take much longer do not tie."""
-        objective = self.objective
+    def _anneal(
+        self,
+        objective: Objective,
+        start: Assignment,
+        options: Sequence[Sequence[Option]],
+        moves: int,
+        ended: Callable[..., bool],
+    ) -> list[Assignment]:
+        """Return plans that fit and are fast by an objective."""
+        task = AnnealingTask(start, options, moves, self.params.rounds, moves)
+        same = objective.scorer is self.objective.scorer
+        surrogate = self.surrogate if same else Surrogate(objective)
+        annealer = Annealer(objective, surrogate, self.params)
+        return [plan for plan, _ in annealer.improve(task, ended)]
 
-        def rate(plans: Sequence[Assignment]) -> Array:
-            near = np.flatnonzero(objective.score(plans) <= self.limit).tolist()
-            near_plans = [plans[i] for i in near]
-            self.near.update(near_plans)
-            rates = np.full(len(plans), np.inf)
-            rates[near] = self.device_ms(near_plans)
-            return rates
+    def _limit_devices(self, moves: int, ended: Callable[..., bool]) -> None:
+        """Look for the plan with the least device time; plans that take much longer do not tie.
 
+        Annealing keeps the exchanges of a plan, so it also starts from the fastest plan with one of
+        them merged into another.
+        """
+        if moves:
+            start = self.fastest.assignment
+            merged = [p for p in self.merges.whole(start) if self.objective.fits(p)]
+            self._add(merged)
+            starts = [start, *(p for p in merged if p in self.tied)]
+            order = np.argsort(self.device_ms(starts), kind="stable")[:STARTS]
+            for i in order.tolist():
+                options = self.objective.space.options
+                self._add(self._anneal(self.devices, starts[i], options, moves, ended))
         times = dict(zip(self.tied, self.device_ms([*self.tied]).tolist(), strict=True))
-        search = LocalSearch(RatedObjective(self.nominal, rate), self.surrogate, descent)
-        search.improve(min(times, key=times.__getitem__), descent, ended)
-        times.update(search.visited)
         self.device_limit = min(times.values()) * (1 + self.tolerance)
-        near = [plan for plan, ms in times.items() if ms <= self.device_limit]
-        self.tied = dict(zip(near, objective.score(near).tolist(), strict=True))
+        self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.device_limit}
 
-    def _descend(
-        self, objective: TiedPlans, start: Assignment, evaluations: int, ended: Callable[..., bool]
-    ) -> None:
-        """Look for plans that tie and are better by another measure."""
-        search = MemorySearch(objective, self.surrogate, seed=evaluations)
-        search.improve(start, evaluations, ended)
-        reached = [plan for plan, worth in search.visited.items() if worth < LATE]
-        measures = self.objective.score(reached).tolist()
-        self.tied.update(zip(reached, measures, strict=True))
+    def _limit_expected(self) -> None:
+        """Plans that take longer in the mean over the costs' errors do not tie."""
+        times = dict(zip(self.tied, self.expected_ms([*self.tied]).tolist(), strict=True))
+        self.expected_limit = min(times.values()) * (1 + self.tolerance)
+        self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.expected_limit}
+
+    def _with_less_memory(self, moves: int, ended: Callable[..., bool]) -> None:
+        """Look for plans that need less memory of the fullest rank, the least first, then for the
+        fastest one that needs no more than is alike."""
+        rules, options = self.rules, self.objective.space.options
+        start = min(self.tied, key=lambda plan: (rules.fullest(plan), self.tied[plan]))
+        least_bytes = sum(min(sum(o.bytes_of[rules.kind]) for o in table) for table in options)
+        ranks = self.objective.problem.topology.world_size
+        least, most = least_bytes / ranks / rules.most_bytes, rules.fullest(start)
+        for part in LESS:
+            share = least + part * (most - least) + rules.apart["memory"] / 2
+            if share > most - rules.apart["memory"] or ended():
+                return  # what is alike decides nothing
+            reached = self._anneal(rules.within(share), start, options, moves, ended)
+            if self._add(reached, SOUGHT):
+                self._add(self._anneal(self._lean(), reached[0], options, moves, ended), SOUGHT)
+                return
+
+    def _with_fewer_types(self, moves: int, ended: Callable[..., bool]) -> None:
+        """Look for plans with one exchange less that tie and need no more memory, as long as there
+        are any."""
+        options = self.objective.space.options
+        while not ended():
+            plan = self.rules.best(self.tied)
+            count, _ = simplicity(plan)
+            merged = [p for p in self.merges.whole(plan) if simplicity(p)[0] < count]
+            if not merged:
+                return
+            start = merged[int(self.rate(merged).argmin())]
+            left = {option.exchange for option, _ in start}
+            fewer = [[o for o in table if o.exchange in left] for table in options]
+            self._add(self._anneal(self._lean(), start, fewer, moves, ended), SOUGHT)
+            if simplicity(self.rules.best(self.tied))[0] >= count:
+                return
+
+    def _with_fewer_pieces(self, ended: Callable[..., bool]) -> None:
+        """Split tables less, those in most pieces first, where such plans tie and need no more
+        memory."""
+        plan = self.rules.best(self.tied)
+        lean, exchanges = self._lean(), {option.exchange for option, _ in plan}
+        split = [table for table in range(len(plan)) if plan[table][0].pieces > 1]
+        split.sort(key=lambda table: -plan[table][0].pieces)
+        for table in split[: self.params.pool]:
+            loads, used = self.surrogate.standing_without(plan, [table])
+            coarser = []
+            for option in self.objective.space.options[table]:
+                if option.pieces < plan[table][0].pieces and option.exchange in exchanges:
+                    ranks = self.merges.placer.best_ranks(option, loads, used)
+                    other = None if ranks is None else apply(plan, {table: (option, ranks)})
+                    coarser += [other] if other is not None and lean.fits(other) else []
+            if ended():
+                return
+            if self._add(coarser, SOUGHT):
+                plan = min(filter(self.tied.__contains__, coarser), key=simplicity)
+
+    def _lean(self) -> LeanObjective:
+        """Return the objective of plans that need no more memory than the preferred plan may."""
+        least = min(map(self.rules.fullest, self.tied))
+        return self.rules.within(least + self.rules.apart["memory"])
 
     def _table_wise(self, plan: Assignment) -> Assignment:
         """Return the plan with all one-shard tables table-wise, if it ties.
@@ -225,7 +334,7 @@ class _Preference:
         TorchRec stores and reads them the same either way; column-wise they join the exchange of
         tables that are cut.
         """
-        options = self.nominal.space.options
+        options = self.objective.space.options
 
         def whole(option: Option) -> Option:
             twins = [o for o in options[option.table] if o.way[1:] == option.way[1:]]
@@ -233,11 +342,7 @@ class _Preference:
             return kinds.get(ShardingType.TABLE_WISE, option) if option.num_shards == 1 else option
 
         whole_tables = tuple((whole(option), ranks) for option, ranks in plan)
-        measures = self.objective.score([whole_tables])
-        if whole_tables == plan or self.lateness(measures, [whole_tables])[0] > 1:
-            return plan
-        self.tied[whole_tables] = float(measures[0])
-        return whole_tables
+        return whole_tables if self._add([whole_tables]) else plan
 
     def _fill_caches(self, plan: Assignment) -> Assignment:
         """Return the plan with caches that fill the remaining memory, the largest tables first.
@@ -248,141 +353,64 @@ class _Preference:
             option, ranks = plan[table]
             if option.compute_kernel is not ComputeKernel.FUSED_UVM_CACHING:
                 continue
-            same = (o for o in self.nominal.space.options[table] if o.way[:4] == option.way[:4])
+            same = (o for o in self.objective.space.options[table] if o.way[:4] == option.way[:4])
             for larger in sorted(same, key=lambda o: -o.bytes_of[0][0]):
                 if larger is option:
                     break
                 filled = apply(plan, {table: (larger, ranks)})
-                measures = self.objective.score([filled])
-                if self.nominal.fits(filled) and self.lateness(measures, [filled])[0] <= 1:
-                    plan, self.tied[filled] = filled, float(measures[0])
+                if self.objective.fits(filled) and self._add([filled]):
+                    plan = filled
                     break
         return plan
 
-    def _crowding(self, plan: Assignment, memory: Array) -> float:
-        """Return a norm of the memory shares that is large if some rank is full."""
-        return float(np.linalg.norm(self.shares(memory), NORM))
-
-    def _pieces(self, plan: Assignment, memory: Array) -> float:
-        """Rate a plan by its sharding types, then pieces of tables, then crowding."""
-        types, pieces = simplicity(plan)
-        return types + (pieces + self._crowding(plan, memory) / 10) / PIECES
-
-    def _best(self) -> Assignment:
-        """Return the preferred one of the tied plans."""
-        *_, (_, preferred) = self._kept()
-        return min(preferred, key=self.tied.__getitem__)
-
-    def _kept(self) -> Iterator[tuple[str, list[Assignment]]]:
-        """Yield each rule with the tied plans that remain after it."""
-        plans = [*self.tied]
-        values = self._values(plans)
-        remaining = np.arange(len(plans))
-        for rule in RULES:
-            least = values[rule][remaining].min() + self.apart[rule]
-            remaining = remaining[values[rule][remaining] <= least]
-            yield rule, [plans[i] for i in remaining.tolist()]
-
-    def _values(self, plans: Sequence[Assignment]) -> dict[str, Array]:
-        """Return the values that the rules compare, ``[plans]`` each."""
-        shares = np.array([self.shares(self.nominal.memory(plan)) for plan in plans])
-        types, pieces = np.array([simplicity(plan) for plan in plans], dtype=np.float64).T
-        spread = shares.max(axis=1) - shares.min(axis=1)
-        return dict(zip(RULES, (shares.max(axis=1), types, pieces, spread), strict=True))
-
-    def ties(self, chosen: Candidate) -> TieSummary:
+    def summary(self, chosen: Candidate) -> TieSummary:
         """Summarise the ties and the rule that decided between the chosen and the fastest plan."""
-        pair = [self.by_rules, self.fastest.assignment]
-        ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in pair]
-        decided = None
+        best, fastest = self.by_rules, self.fastest.assignment
+        ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in (best, fastest)]
         if ways[0] == ways[1]:  # but for caches, which take what is left over
-            pair[0] = chosen.assignment
-        elif pair[1] not in self.tied:
-            decided = DEVICE_TIME
+            best, decided = chosen.assignment, None
+        elif fastest not in self.tied:
+            slow = self.device_ms([fastest])[0] > self.device_limit
+            decided = DEVICE_TIME if slow else EXPECTED_TIME
         else:
-            decided = next(
-                (rule for rule, remaining in self._kept() if pair[1] not in remaining), None
-            )
-        shares = np.array([self.fullest(plan) for plan in pair])
-        mine, fastest = (shares * self.most_bytes).round().astype(int).tolist()
+            kept = self.rules.kept([*self.tied])
+            decided = next((rule for rule, remaining in kept if fastest not in remaining), None)
+        shares = np.array([self.rules.fullest(plan) for plan in (best, fastest)])
+        least, most = (shares * self.rules.most_bytes).round().astype(int).tolist()
+        expected = self.expected_ms([best, fastest]).tolist()
         return TieSummary(
             plans=len(self.near),
             tolerance=self.tolerance,
             host_bound=self.host_bound,
-            device_ms=float(self.device_ms(pair)[0]),
+            device_ms=float(self.device_ms([best])[0]),
             device_range_ms=self.device_range_ms,
             decided_by=decided,
-            fullest_bytes=(mine, fastest),
+            fullest_bytes=(least, most),
+            expected_ms=(expected[0], expected[1]),
         )
 
 
 def simplicity(plan: Assignment) -> tuple[int, int]:
-    """Count exchanges, and pieces of tables; a copy on every rank is no piece."""
-    copies = ShardingType.DATA_PARALLEL
-    exchanges = {(option.module, option.sharding_type) for option, _ in plan}
-    return len(exchanges), sum(
-        1 if option.sharding_type is copies else option.num_shards for option, _ in plan
-    )
+    """Count exchanges, and pieces of tables."""
+    return len({option.exchange for option, _ in plan}), sum(option.pieces for option, _ in plan)
 
 
-class TiedPlans(Objective):
-    """Objective that rates plans that tie by their worth, and others by their lateness.
+class LeanObjective(Objective):
+    """Objective of plans whose shards take at most so many bytes of a rank.
 
     Args:
-        worth: of a plan and its memory ``[hbm or ddr, ranks]``; the least is best.
-        fullest: share of a device's memory that no rank may exceed by more than the share
-            `SearchParams.alike`.
+        kind: 0 for HBM, 1 for host memory.
     """
 
-    def __init__(
-        self,
-        preference: _Preference,
-        worth: Callable[[Assignment, Array], float],
-        fullest: float | None = None,
-    ) -> None:
-        nominal = preference.nominal
-        super().__init__(nominal.problem, nominal.space)
-        self.preference, self.worth = preference, worth
-        if fullest is not None:
-            most = (fullest + preference.params.alike) * preference.most_bytes
-            self.caps[preference.kind] = np.minimum(self.caps[preference.kind], most)
+    def __init__(self, base: Objective, kind: int, most_bytes: float) -> None:
+        vars(self).update(vars(base))
+        self.caps = base.caps.copy()
+        self.caps[kind] = np.minimum(self.caps[kind], most_bytes)
 
-    def score(self, assignments: Sequence[Assignment]) -> Array:
-        """Return the worth of each plan; `LATE` plus lateness if it does not tie."""
-        self.evaluations += len(assignments)
-        worth = np.array([self.worth(plan, self.memory(plan)) for plan in assignments])
-        measures = self.preference.objective.score(assignments)
-        lateness = self.preference.lateness(measures, assignments)
-        return np.where(lateness <= 1, worth, LATE + lateness)
+    def beside(self, assignment: Assignment) -> Objective:
+        """Return the objective itself: its limit is no peak's."""
+        return self
 
-    def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
-        """Return the worth of ``base`` with each change; infinite if it is no less.
-
-        The time of a plan that is no better is not predicted.
-        """
-        now = float(self.score([base])[0])
-        memory = self.memory(base)
-        plans = [apply(base, change) for change in changes]
-        worth = np.array(
-            [
-                self.worth(plan, self.memory_after(base, memory, change))
-                for plan, change in zip(plans, changes, strict=True)
-            ]
-        )
-        scores = np.full(len(plans), np.inf)
-        better = np.flatnonzero(worth < now).tolist()
-        self.evaluations += len(better) + (len(plans) - len(better)) // UNSCORED
-        promising = [changes[i] for i in better]
-        measures = self.preference.objective.score_neighbours(base, promising)
-        lateness = self.preference.lateness(measures, [plans[i] for i in better])
-        scores[better] = np.where(lateness <= 1, worth[better], LATE + lateness)
-        return scores
-
-
-class MemorySearch(LocalSearch):
-    """Local search that first changes tables on the fullest rank."""
-
-    def _order(self, base: Assignment) -> list[int]:
-        full = int((self.objective.memory(base) / self.objective.caps.clip(1)).max(axis=0).argmax())
-        order = self.random.sample(range(len(base)), len(base))
-        return sorted(order, key=lambda table: full not in base[table][1])
+    def fits(self, assignment: Assignment) -> bool:
+        """Return True if the plan also takes no more than the limit."""
+        return bool((self.memory(assignment) <= self.caps).all()) and super().fits(assignment)

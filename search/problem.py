@@ -182,9 +182,10 @@ class TieSummary:
         device_ms: time of the chosen plan's devices alone.
         device_range_ms: least and most device time of the examined plans within the tolerance.
         decided_by: rule by which the chosen plan beats the fastest one: ``device time``,
-            ``memory``, ``sharding types``, ``shards`` or ``balance``; None if it is the fastest, or
-            the one with whole tables table-wise.
+            ``expected time``, ``memory``, ``sharding types``, ``shards`` or ``balance``; None if it
+            is the fastest, or the one with whole tables table-wise.
         fullest_bytes: bytes of shards on the fullest rank, of the chosen plan and of the fastest.
+        expected_ms: mean time under the stated errors of the costs, of the same two plans.
     """
 
     plans: int
@@ -194,6 +195,7 @@ class TieSummary:
     device_range_ms: tuple[float, float]
     decided_by: str | None
     fullest_bytes: tuple[int, int]
+    expected_ms: tuple[float, float]
 
 
 @dataclass(frozen=True)

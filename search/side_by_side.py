@@ -33,14 +33,6 @@ LOOK_S = 0.5
 """Longest wait in seconds: a signal that another thread of this process took does not end it."""
 
 
-class CutPiece(KeyboardInterrupt):
-    """Ctrl-C came, and this is the result so far."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__()
-        self.result = result
-
-
 def usable_cores() -> int:
     """Processes that may run side by side from here; 1 where none may be forked."""
     if sys.platform != "linux" or "torch" in sys.modules:
@@ -63,51 +55,43 @@ def side_by_side(pieces: Sequence[Callable[[], T]], shared: Sequence[object]) ->
     count = min(usable_cores(), len(pieces))
     if count > 1:
         yield from _forked(pieces, shared, count)
-        return
-    for piece in pieces:
-        try:
+    else:
+        for piece in pieces:
             yield piece()
-        except CutPiece as cut:
-            yield cut.result
-            raise KeyboardInterrupt from None
 
 
 def _forked(pieces: Sequence[Callable[[], T]], shared: Sequence[object], count: int) -> Iterator[T]:
     """The results of pieces that run in at most ``count`` processes at a time."""
     running: dict[Connection, tuple[int, ForkProcess]] = {}
-    found: dict[int, T] = {}
+    results: dict[int, T] = {}
     begun = shown = 0
-    interrupted: list[bool] = []
     try:
-        with _passed_on(running, interrupted):
-            while running or (begun < len(pieces) and not interrupted):
-                while begun < len(pieces) and len(running) < count and not interrupted:
-                    if not _start(pieces[begun], begun, shared, running, interrupted):
-                        if running or interrupted:
-                            break  # no more processes than these
-                        found[begun] = pieces[begun]()
-                    begun += 1
-                for pipe in wait(list(running), LOOK_S) if running else ():
-                    assert isinstance(pipe, Connection)
-                    number, process = running.pop(pipe)
-                    sent = _received(pipe)
-                    process.join()
-                    if sent is not None:
-                        has_result, result = _Reader(io.BytesIO(sent), shared).load()
-                        if has_result:
-                            found[number] = result
-                    elif not interrupted:  # it died or failed, which is found out here
-                        found[number] = pieces[number]()
-                while shown in found:
-                    yield found.pop(shown)
-                    shown += 1
-        yield from (found[number] for number in sorted(found))
+        while running or begun < len(pieces):
+            while begun < len(pieces) and len(running) < count:
+                if not _start(pieces[begun], begun, shared, running):
+                    if running:
+                        break  # no more processes than these
+                    results[begun] = pieces[begun]()
+                begun += 1
+            for pipe in wait(list(running), LOOK_S) if running else ():
+                assert isinstance(pipe, Connection)
+                number, process = running.pop(pipe)
+                sent = _received(pipe)
+                process.join()
+                if sent is None:  # it died or failed, which is found out here
+                    results[number] = pieces[number]()
+                else:
+                    results[number] = _Reader(io.BytesIO(sent), shared).load()
+            while shown in results:
+                yield results.pop(shown)
+                shown += 1
+    except KeyboardInterrupt:
+        yield from (results[number] for number in sorted(results))
+        raise
     finally:
         for _, process in running.values():
             process.kill()
             process.join()
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 def _start(
@@ -115,46 +99,41 @@ def _start(
     number: int,
     shared: Sequence[object],
     running: dict[Connection, tuple[int, ForkProcess]],
-    interrupted: Sequence[bool],
 ) -> bool:
-    """Fork a process for a piece; False if there cannot be one, or a Ctrl-C came before it."""
+    """Fork a process for a piece; False if there cannot be one."""
     here, there = Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(
         target=_serve, args=(piece, shared, there), daemon=True
     )
     try:
-        with _later(), warnings.catch_warnings():
+        with _interrupted_later(), warnings.catch_warnings():
             # threads that this process has are those of numpy and of the progress shown
             warnings.simplefilter("ignore", DeprecationWarning)
-            if not interrupted:
-                process.start()
-                running[here] = number, process
-                return True
+            process.start()
+            running[here] = number, process
+            return True
     except OSError:
-        pass
+        here.close()
+        return False
     finally:
         there.close()
-    here.close()
-    return False
 
 
 @contextmanager
-def _later() -> Iterator[None]:
+def _interrupted_later() -> Iterator[None]:
     """A Ctrl-C that comes while the block forks is handled after it: what a handler raises inside
     the callbacks of a fork is lost, and a child has no handler of its own yet."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread alone
+        return
     came: list[int] = []
-    ours = threading.current_thread() is threading.main_thread()
-    # another thread may take what this one blocks, but the child has this one alone
-    handler = signal.signal(signal.SIGINT, lambda *_: came.append(1)) if ours else None
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    handler = signal.signal(signal.SIGINT, lambda *_: came.append(1))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        if ours:
-            signal.signal(signal.SIGINT, handler)
-            for _ in came:
-                signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _received(pipe: Connection) -> bytes | None:
@@ -166,57 +145,19 @@ def _received(pipe: Connection) -> bytes | None:
             return None
 
 
-@contextmanager
-def _passed_on(
-    running: dict[Connection, tuple[int, ForkProcess]], interrupted: list[bool]
-) -> Iterator[None]:
-    """While the block runs, the first Ctrl-C is passed on to the processes and remembered."""
-
-    def pass_on(*given: object) -> None:
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted.append(True)
-        for _, process in list(running.values()):
-            if process.pid is not None:
-                os.kill(process.pid, signal.SIGINT)  # not joined yet: the number is its own
-
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, pass_on)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def _serve(piece: Callable[[], Any], shared: Sequence[object], pipe: Connection) -> NoReturn:
-    """Run a piece in a child process and send the result."""
+    """Run a piece in a child process, which its parent ends, and send the result."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
     gc.freeze()  # what the parent has is not looked through again, nor copied for that
-    signal.signal(signal.SIGINT, _once)
     code = 0
     try:
-        try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-            answer: tuple[bool, Any] = True, piece()
-        except CutPiece as cut:
-            answer = True, cut.result
-        except KeyboardInterrupt:
-            answer = False, None
         written = io.BytesIO()
-        _Writer(written, shared).dump(answer)
+        _Writer(written, shared).dump(piece())
         pipe.send_bytes(written.getvalue())
     except BaseException:  # the parent runs the piece itself, and says what is wrong
         code = 1
     os._exit(code)
-
-
-def _once(*_: object) -> NoReturn:
-    """Ctrl-C reaches a process from the terminal and from its parent; one of them counts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 class _Writer(pickle.Pickler):
@@ -224,7 +165,7 @@ class _Writer(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO, shared: Sequence[object]) -> None:
         super().__init__(file)
-        self.numbers = {id(one): number for number, one in enumerate(shared)}
+        self.numbers = {id(item): number for number, item in enumerate(shared)}
 
     def persistent_id(self, obj: object) -> int | None:
         return self.numbers.get(id(obj))

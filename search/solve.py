@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from predictor.model.plan import ShardingPlan
 from search.bound.lower_bound import LowerBound
 from search.choose import with_scenarios
 from search.in_use.plan import check_plan_in_use, space_of_bound
@@ -43,6 +44,7 @@ from search.stages import (
     with_host_memory,
     with_plan_in_use,
     with_proposals,
+    with_starts,
 )
 from search.state import State, Tools
 from search.stop import Stop
@@ -59,6 +61,7 @@ def solve(
     *,
     top_k: int = 3,
     searchers: Sequence[str] = SEARCHERS,
+    starts: Sequence[ShardingPlan] = (),
     tolerance: float | None = None,
     prove: bool = False,
     params: SearchParams = DEFAULT,
@@ -72,6 +75,7 @@ def solve(
         seed: seed of every random choice, >= 0.
         top_k: plans to return, >= 1.
         searchers: names of the searchers that propose plans.
+        starts: plans of the same tables that the search also starts from, where they fit.
         tolerance: fraction by which the best plan may be slower than the fastest one found, if it
             is better by other rules (`search.prefer`), >= 0; never slower than a baseline. None for
             a fifth of the stated error. No effect with a plan in use: few moves count there.
@@ -97,6 +101,7 @@ def solve(
         state = State(Tools(objective, surrogate, bound, stop, seed, params, progress))
         state = with_baselines(state)
         state = with_plan_in_use(state)
+        state = with_starts(state, starts)
         state = with_bound(state)
         state = with_proposals(state, searchers)
         return with_any_plan(state)

@@ -11,7 +11,7 @@ import numpy as np
 from predictor.cost.errors import OVERHEADS, GivenErrors
 from predictor.errors import InfeasibleError
 from predictor.model.memory.ranks import UVM_KERNELS
-from predictor.model.plan import ComputeKernel
+from predictor.model.plan import ComputeKernel, ShardingPlan
 from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
@@ -43,6 +43,8 @@ from search.stop import Stop
 
 ROUNDING = 1e-9
 """Share by which sums of the same times in another order may differ, and more."""
+
+GIVEN = "given start"
 
 
 def list_spaces(problem: Problem, stop: Stop) -> list[Space]:
@@ -101,6 +103,15 @@ def _in_space(objective: Objective, candidate: Candidate) -> Candidate | None:
 def with_plan_in_use(state: State) -> State:
     """Add the plan in use, if constraints allow it."""
     return state.adding(candidates_in_use(state.tools.objective))
+
+
+def with_starts(state: State, plans: Sequence[ShardingPlan]) -> State:
+    """Add given plans, of another setting for instance, if they are plans of the space."""
+    objective = state.tools.objective
+    starts = [a for plan in plans if (a := objective.assignment_of(plan)) is not None]
+    times = objective.score(starts).tolist()
+    given = [Candidate(start, ms, GIVEN) for start, ms in zip(starts, times, strict=True)]
+    return replace(state, usable=(*state.usable, *given)).adding(given)
 
 
 def with_bound(state: State) -> State:

@@ -55,7 +55,7 @@ class State:
 
     Args:
         baselines: plans of other methods, inside the space or not.
-        usable: baselines that belong to the space and fit.
+        usable: baselines and given starts that belong to the space and fit.
         incumbents: plans of the space that fit, fastest first, all distinct.
         proven_ms: lower bound: no plan of the space is faster.
         nearest: the plan that lacks least memory, if none was found that fits.

@@ -38,10 +38,6 @@ class Surrogate:
         self._rates: dict[int, tuple[float, float]] = {}
         self._summed: tuple[Assignment, Array, Array] = (), np.empty(0), np.empty(0)
 
-    def exchange(self, option: Option) -> tuple[str, str]:
-        """Module and sharding type."""
-        return option.module, option.sharding_type
-
     def _phases(self, option: Option) -> Array:
         """Phase times of every shard, ``[shards, PHASES]`` in ms."""
         group, loads = self.shard_loads(option)

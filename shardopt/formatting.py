@@ -66,6 +66,7 @@ def percent(fraction: float) -> str:
     value = 100 * fraction
     if 0 < value < 0.05:
         return "< 0.1 %"
+    value = 0.0 if -0.05 < value < 0 else value
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 

@@ -31,6 +31,8 @@ FITTED_DEVICES = {
     "NVIDIA A100-PCIE-40GB": "a100-40gb",
     "Tesla V100-PCIE-32GB": "v100-32gb",
 }
+ROWS_PER_FIT = 900
+"""Most rows of a fit of products; the sample is drawn with a fixed seed."""
 LARGE_GFLOP = 10.0
 """Least size of the products that give the rate of a device without a train split."""
 
@@ -62,7 +64,12 @@ def _gemm_lines(data: Path) -> Iterator[str]:
         if not {(device, "train"), (device, "test")} <= tables.keys():
             continue
         hw = load_hardware(name)
-        fitted = fit_gemm(tables[device, "train"], hw.sms, hw.memory.hbm, hw.gemm)
+        train = tables[device, "train"]
+        rng, size = np.random.default_rng(0), len(train.m)
+        chosen = (
+            rng.choice(size, ROWS_PER_FIT, replace=False) if size > ROWS_PER_FIT else slice(None)
+        )
+        fitted = fit_gemm(taken(train, chosen), hw.sms, hw.memory.hbm, hw.gemm)
         error = gemm_errors(fitted, hw.sms, hw.memory.hbm, tables[device, "test"])
         yield (
             f"{device} fp32: {len(error)} test rows, GMAE {gmae(error):.1%}, MAPE {mape(error):.1%}"

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +84,8 @@ def _entry(package: str, name: str, node: Definition) -> Iterator[str]:
     yield from _documented(ast.get_docstring(node))
     if not isinstance(node, ast.ClassDef):
         return
+    described = list(_described_fields(node))
+    yield from ["Args:\n", *described, ""] if described else []
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
             words = (ast.get_docstring(method) or "").partition("\n\n")[0]
@@ -101,12 +104,34 @@ def _signature(node: Definition, name: str) -> str:
         ]
         if constructors:
             return _signature(constructors[0], name)
-        fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
-        return _wrapped(name, fields, "")
+        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+        shown = (
+            f"{ast.unparse(field.target)}: {ast.unparse(_type(field))}"
+            f"{f' = {ast.unparse(field.value)}' if field.value else ''}"
+            for field in fields
+            if not ast.unparse(field.annotation).startswith("ClassVar")
+        )
+        return _wrapped(name, list(shown), "")
     arguments = ast.unparse(node.args)
     listed = [part for part in _parts(arguments) if part != "self"]
     returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
     return _wrapped(name, listed, returns)
+
+
+def _type(field: ast.AnnAssign) -> ast.expr:
+    kind = field.annotation
+    if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Annotated":
+        assert isinstance(kind.slice, ast.Tuple)
+        return kind.slice.elts[0]
+    return kind
+
+
+def _described_fields(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the texts below fields."""
+    for field, text in pairwise(node.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            words = _one_line(ast.literal_eval(text.value))
+            yield f"- `{ast.unparse(field.target)}`: {_markdown(words)}"
 
 
 def _parts(arguments: str) -> list[str]:

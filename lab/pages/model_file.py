@@ -1,4 +1,4 @@
-"""docs/model_file.md: every key of the model file, from its schema (`shardopt.config.schema`).
+"""docs/model_file.md: every key of the model file, from the classes that read it.
 
 model_file.md beside this file has the words around the tables.
 """
@@ -7,59 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from lab.pages.tables import table_head
-from shardopt.config.distributions import KINDS
-from shardopt.config.schema import (
-    ConstraintsSection,
-    CsvSection,
-    DcnSection,
-    DenseSection,
-    FeatureSection,
-    HistogramSection,
-    LengthSharesSection,
-    MeasuredDenseSection,
-    MeasuredSection,
-    ModelSection,
-    OpsSection,
-    QCommSection,
-    ReplicaGroupsSection,
-    Section,
-    StatsSection,
-    TableSection,
-    WindowsSection,
-    ZipfSection,
-    allowed_words,
-    known_keys,
+from predictor.model.captured import CapturedDense
+from predictor.model.dense_settings import LengthShares
+from predictor.model.distribution import ReuseHistogram, Zipf
+from predictor.model.topology import ReplicaGroups
+from predictor.model.workload import (
+    Constraints,
+    DcnV2,
+    DenseArch,
+    DenseTimes,
+    Feature,
+    MeasuredDense,
+    QComm,
+    Table,
 )
+from predictor.section import Key, Section, keys_of
+from shardopt.config.distributions import StatsFile, StatsWindows
+from shardopt.config.model import ModelFile
+from shardopt.config.tables_csv import CsvFile
 
 SECTIONS: tuple[tuple[str, type[Section]], ...] = (
-    ("The file", ModelSection),
-    ("`tables`: a list", TableSection),
-    ("`tables: {csv: tables.csv}`", CsvSection),
-    ("`features` of a table: a list", FeatureSection),
-    ("`constraints` of a table", ConstraintsSection),
-    ("`index_distribution: {zipf: ...}`", ZipfSection),
-    ("`index_distribution: {file: ...}`", StatsSection),
-    ("`index_distribution: {files: ...}`", WindowsSection),
-    ("`index_distribution: {reuse_histogram: ...}`", HistogramSection),
-    ("`dense`: a DLRM", DenseSection),
-    ("`interaction: {dcn_v2: ...}`", DcnSection),
-    ("`dense: {ops: ...}`", OpsSection),
-    ("`dense: {measured: ...}`", MeasuredDenseSection),
-    ("`measured`", MeasuredSection),
-    ("`length_shares` of `dense`", LengthSharesSection),
-    ("`qcomm`", QCommSection),
-    ("`replica_groups`", ReplicaGroupsSection),
+    ("The file", ModelFile),
+    ("`tables`: a list", Table),
+    ("`tables: {csv: tables.csv}`", CsvFile),
+    ("`features` of a table: a list", Feature),
+    ("`constraints` of a table", Constraints),
+    ("`index_distribution: {zipf: ...}`", Zipf),
+    ("`index_distribution: {file: ...}`", StatsFile),
+    ("`index_distribution: {files: ...}`", StatsWindows),
+    ("`index_distribution: {reuse_histogram: ...}`", ReuseHistogram),
+    ("`dense`: a DLRM", DenseArch),
+    ("`interaction: {dcn_v2: ...}`", DcnV2),
+    ("`dense: {ops: ...}`", CapturedDense),
+    ("`dense: {measured: ...}`", MeasuredDense),
+    ("`measured`", DenseTimes),
+    ("`length_shares` of `dense`", LengthShares),
+    ("`qcomm`", QComm),
+    ("`replica_groups`", ReplicaGroups),
 )
 """Every mapping of a model file, in the order of the page."""
-FORMS = {
-    "index_distribution": KINDS,
-    "interaction": "dot, concat, {dcn_v2: {layers: 3, low_rank_dim: 512}}",
-    "dense": "one of the three forms below",
-}
-"""Keys whose form decides which section they are, and the forms."""
 
 
 def model_file_text() -> str:
@@ -71,24 +59,18 @@ def model_file_text() -> str:
 
 def _section(title: str, section: type[Section]) -> Iterator[str]:
     yield f"## {title}\n"
-    yield f"{' '.join((section.__doc__ or '').split())}\n"
+    first_paragraph = (section.__doc__ or "").split("\n\n")[0]
+    yield f"{' '.join(first_paragraph.split())}\n"
     yield from table_head("key", "allowed", "default", "what it is")
-    fields = zip(known_keys(section), section.model_fields.values(), strict=True)
-    for key, info in fields:
-        words = info.description or section.about[key]
-        allowed = FORMS.get(key) or allowed_words(info.annotation, info.metadata)
-        yield f"| `{key}` | {allowed} | {_default(info)} | {_sentence(words)} |"
+    for name, key in sorted(keys_of(section).items(), key=lambda item: not item[1].required):
+        yield f"| `{name}` | {key.allowed} | {_default(key)} | {key.about.rstrip('.')} |"
     yield ""
 
 
-def _default(info: Any) -> str:
-    if info.is_required():
+def _default(key: Key) -> str:
+    if key.required:
         return "required"
-    value = info.default
-    if value is None or isinstance(value, Section):
+    value = key.default
+    if value in (None, "") or isinstance(value, Section):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,7 +199,7 @@ def rate_rows(rows: GemmRows) -> NDArray[np.bool_]:
     return np.asarray((rows.m + rows.n + rows.k) % 3 == 0)
 
 
-def taken(rows: GemmRows, which: NDArray[np.bool_]) -> GemmRows:
+def taken(rows: GemmRows, which: NDArray[Any] | slice) -> GemmRows:
     return GemmRows(*(column[which] for column in (rows.m, rows.n, rows.k, rows.time_ms)))
 
 

@@ -26,7 +26,16 @@ from predictor.errors import ShardoptError
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import SIGMA_OVER_MEAN, HardwareProfile
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.workload import Constraints, DenseArch, Feature, Optimizer, Table, Workload
+from predictor.model.workload import (
+    INFERENCE,
+    TRAINING,
+    Constraints,
+    DenseArch,
+    Feature,
+    Optimizer,
+    Table,
+    Workload,
+)
 from predictor.predict import predict
 from predictor.units import GIB, MIB
 
@@ -54,8 +63,8 @@ PIPELINES = {
     "eval-fused": "sparse_dist",
     "eval": "sparse_dist",
 }
-MODES = {"": True, "train": True, "training": True, "eval": False, "evaluation": False}
-"""Mode -> true if a backward runs."""
+MODES = dict.fromkeys(("", "train", "training"), TRAINING)
+MODES |= dict.fromkeys(("eval", "evaluation"), INFERENCE)
 OPTIMIZERS = {
     "EXACT_SGD": Optimizer.EXACT_SGD,
     "SGD": Optimizer.EXACT_SGD,
@@ -154,7 +163,7 @@ def _whole(row: Row, column: str, default: int) -> int:
 
 def _workload(row: Row) -> Workload:
     pipeline, mixed = known(row, "pipeline", PIPELINES), known(row, "model", MODELS) == "mixed"
-    training = known({"mode": row["mode"].lower()}, "mode", MODES)
+    mode = known({"mode": row["mode"].lower()}, "mode", MODES)
     tables = tuple(_tables(row))
     if not tables:
         raise ValueError("n_unweighted and n_weighted are 0 and extra_tables is empty: no tables")
@@ -177,7 +186,7 @@ def _workload(row: Row) -> Workload:
         dense = replace(dense, activation="swish_layer_norm", copies=(2.0 * width, 0.0))
     name = row["yaml"] if "yaml" in row else row["run"]
     workload = Workload(name, count(row, "batch_per_rank"), tables, dense, pipeline)
-    return replace(workload, training=training)
+    return replace(workload, mode=mode)
 
 
 def _mixed(dense: DenseArch, tables: tuple[Table, ...]) -> DenseArch:

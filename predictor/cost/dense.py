@@ -22,8 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.ops.op_time import CONCATENATIONS, OpCost, OpTimes, fused_chains, outer_bytes
 from predictor.hardware.schema import HardwareProfile
+from predictor.model.dense_settings import DENSE_STATES
 from predictor.model.op_calls import DenseProgram, Event, Gradient, Lookup, LookupBackward, OpCall
-from predictor.model.workload import DENSE_STATES, MeasuredDense
+from predictor.model.workload import MeasuredDense
 from predictor.units import mib
 
 Array = NDArray[np.float64]
@@ -174,18 +175,18 @@ def measured_work(dense: MeasuredDense, modules: Sequence[str]) -> DenseWork:
     Lookups come before them and gradients of tables after them. Buckets of dense gradients are full
     after equal parts of the backward.
     """
-    forward = DenseSegment("measured", dense.forward_ms, 0.0, 1, "gemm", tuple(modules))
+    forward = DenseSegment("measured", dense.measured.forward_ms, 0.0, 1, "gemm", tuple(modules))
     cap, gradient_bytes = mib(dense.bucket_cap_mb), dense.gradient_bytes
     sizes = [cap] * int(gradient_bytes // cap)
     sizes += [round(gradient_bytes - sum(sizes))] if gradient_bytes > sum(sizes) else []
-    part = DenseSegment("measured", dense.backward_ms / max(1, len(sizes)), 0.0, 1, "gemm")
+    part = DenseSegment("measured", dense.measured.backward_ms / max(1, len(sizes)), 0.0, 1, "gemm")
     parts: list[Step] = [step for size in sizes for step in (part, Bucket(size))] or [part]
     returns: list[Step] = [GradientReturn(module) for module in reversed(modules)]
     updates: list[Step] = [TableUpdate(module) for module in reversed(modules)]
     return DenseWork(
         (*map(LookupCall, modules), forward),
         (*parts, *returns, *updates),
-        DenseSegment("step", dense.optimizer_ms, 0.0, 1, "elementwise"),
+        DenseSegment("step", dense.measured.optimizer_ms, 0.0, 1, "elementwise"),
         0,
     )
 

@@ -21,8 +21,8 @@ from predictor.cost.uneven_batches import sample_lengths, sequences
 from predictor.hardware.loader import load_runtime
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.captured import CapturedDense
+from predictor.model.dense_settings import LengthShares
 from predictor.model.dlrm_program import dense_program
-from predictor.model.length_shares import LengthShares
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, MeasuredDense, Workload
 from predictor.units import us

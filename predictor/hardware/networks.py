@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from predictor.errors import InputError, did_you_mean
 from predictor.hardware.loader import load_hardware, load_table
 from predictor.hardware.schema import HardwareProfile, Inter
+from predictor.section import Section, choice, real
 
 MOST_GBPS = 1e6
 
 
+def list_networks() -> tuple[str, ...]:
+    return tuple(load_table("networks"))
+
+
 @dataclass(frozen=True)
-class Network:
-    """A kind of network and its rate.
+class Network(Section):
+    """Kind of the network between hosts, and its rate for each GPU."""
 
-    Args:
-        kind: one of `list_networks`.
-        per_gpu_gbps: Gbit/s of NIC for each GPU; None: as such hosts are sold.
-    """
-
-    kind: str
-    per_gpu_gbps: float | None = None
+    kind: Annotated[str, choice(list_networks())]
+    """The kind of the network."""
+    per_gpu_gbps: Annotated[float, real(0, MOST_GBPS, above=True)] | None = None
+    """Gbit/s of NIC for each GPU; left out: as such hosts are sold."""
 
     def __post_init__(self) -> None:
         if self.kind not in list_networks():
@@ -64,7 +67,3 @@ class Network:
         inter = inter.at(rate / entry.get("slower", 1.0)).model_copy(update={"nic_gbit_s": rate})
         links = hardware.collectives.model_copy(update={"inter": inter})
         return hardware.model_copy(update={"collectives": links})
-
-
-def list_networks() -> tuple[str, ...]:
-    return tuple(load_table("networks"))

@@ -20,11 +20,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import PlainValidator
 
 from predictor.errors import InputError
 from predictor.model.autocast import autocast
-from predictor.model.length_shares import LengthShares
+from predictor.model.dense_settings import (
+    ComputedDense,
+    DenseOptimizer,
+    ProductType,
+)
 from predictor.model.op_calls import (
     DenseProgram,
     Event,
@@ -34,6 +40,7 @@ from predictor.model.op_calls import (
     OpCall,
     Operand,
 )
+from predictor.section import NOT_IN_FILE, named, refuse
 
 Size = int | str
 """A number, or the text of an expression."""
@@ -288,31 +295,29 @@ class CapturedProgram:
         return DenseProgram(batch, forward, backward, step, resident, self.state_bytes)
 
 
+def _program(value: object) -> CapturedProgram:
+    """text"""
+    if isinstance(value, CapturedProgram):
+        return value
+    raise refuse(value, "it must be the name of an ops file that to_yaml wrote")
+
+
 @dataclass(frozen=True)
-class CapturedDense:
-    """The dense part of a workload, captured.
+class CapturedDense(ComputedDense):
+    """A dense part that `to_yaml` captured from a module."""
 
-    Args:
-        captured: its ops.
-        data_type: how products of fp32 tensors are computed: ``fp32``, ``tf32``, or ``bf16`` by
-            autocast. Ops that were captured under autocast stay as they are.
-        bucket_cap_mb: as of `DenseArch`.
-        file: name of the ops file beside the model file; empty for one that lies in none.
-        compiled, cuda_graphs, length_shares: as of `DenseArch`.
-    """
+    captured: Annotated[CapturedProgram, PlainValidator(_program), named("ops")]
+    """The ops file that to_yaml wrote, relative to this one."""
+    data_type: ProductType = "fp32"
+    """Type of its products of fp32 tensors, bf16 by autocast; ops that were captured under autocast
+    stay as they are."""
+    file: Annotated[str, NOT_IN_FILE] = ""
+    """Name of the ops file beside the model file; empty for one that lies in none."""
+    optimizer: DenseOptimizer = ""
+    """That of the capture, which it must agree with."""
 
-    captured: CapturedProgram
-    data_type: str = "fp32"
-    bucket_cap_mb: float = 25.0
-    file: str = ""
-    compiled: bool = False
-    cuda_graphs: bool = False
-    length_shares: LengthShares | None = None
-
-    @property
-    def optimizer(self) -> str:
-        """Optimizer of the dense parameters."""
-        return self.captured.optimizer_name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", self.captured.optimizer_name)
 
     @property
     def in_features(self) -> int:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 
 from predictor.errors import InputError
+from predictor.section import NOT_EMPTY, Section, form, real, refuse
 
 Array = NDArray[np.float64]
 
@@ -180,24 +182,25 @@ class Distribution(Protocol):
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Section):
     """Uniform distribution: every row is equally likely."""
+
+    tag = "uniform"
 
     def bins(self, num_embeddings: int) -> Bins:
         return Bins(np.array([float(num_embeddings)]), np.array([1.0 / num_embeddings]))
 
 
 @dataclass(frozen=True)
-class Zipf:
-    """Zipf distribution: the k-th most frequent id, k >= 1, has weight ``(k + q)^-alpha``.
+class Zipf(Section):
+    """The k-th most frequent id has a probability proportional to (k + q)^-alpha."""
 
-    Args:
-        alpha: skew, >= 0; 0 is uniform.
-        q: flattening of the head, > -1.
-    """
+    tag = "zipf"
 
-    alpha: float
-    q: float = 0.0
+    alpha: Annotated[float, real(0, 20)]
+    """The skew; 0 is uniform."""
+    q: Annotated[float, real(-1, 1e9, above=True)] = 0.0
+    """How flat the hottest ids are."""
 
     def __post_init__(self) -> None:
         if not self.alpha >= 0 or not self.q > -1:
@@ -236,18 +239,26 @@ def _power_integral(alpha: float, edges: Array) -> Array:
     return np.diff(edges ** (1 - alpha)) / (1 - alpha)
 
 
+def _not_all_zero(fractions: tuple[float, ...]) -> tuple[float, ...]:
+    """one above 0"""
+    if not sum(fractions) > 0:
+        raise refuse(list(fractions), "all are 0; give at least one above 0")
+    return fractions
+
+
 @dataclass(frozen=True)
-class ReuseHistogram:
-    """Repeat counts of the distinct ids of a sample (the reuse factors of Lin et al. 2024).
+class ReuseHistogram(Section):
+    """Histogram of how often the distinct ids of a sample repeat (the reuse factors of Lin et al.
+    2024: 17 bins, or any prefix of them; they need not be normalised)."""
 
-    Args:
-        lookups: ids in the sample, > 0.
-        fractions: share of the distinct ids that occur (0, 1], (1, 2], (2, 4], ... times, >= 0 and
-            not all 0; the 17 bins of Lin et al. or any prefix of them. Need not be normalised.
-    """
+    tag = "reuse_histogram"
 
-    lookups: float
-    fractions: tuple[float, ...]
+    lookups: Annotated[float, real(0, 1e15, above=True)]
+    """The number of ids in the sample."""
+    fractions: Annotated[
+        tuple[Annotated[float, real(0, 1e15)], ...], NOT_EMPTY, AfterValidator(_not_all_zero)
+    ]
+    """The shares of distinct ids that occur (0, 1], (1, 2], (2, 4], ... times."""
 
     def bins(self, num_embeddings: int) -> Bins:
         """Return a bin per repeat class; the mass of ids seen once spreads over the unseen rows.
@@ -371,3 +382,16 @@ class EmpiricalByRange:
         part = (row - first) / (min(first + self.range_width, self.table_rows) - first)
         below: Array = self._edges[:, at] + part * self.range_rows[:, at]
         return below
+
+
+IndexDistribution = Annotated[
+    Distribution,
+    form(
+        "uniform, {zipf: {alpha: 1.05}}, {reuse_histogram: {lookups, fractions}}, {file, feature}, "
+        "{files: [mon.npz, tue.npz]}",
+        {Uniform.tag: Uniform()},
+        [Zipf, ReuseHistogram],
+        loaded=(Uniform, Empirical, EmpiricalByRange),
+    ),
+]
+"""Distribution of a feature in a model file; a loader puts in what a stats file holds."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from predictor.model.captured import CapturedDense
+from predictor.model.dense_settings import DENSE_STATES
 from predictor.model.op_calls import (
     DenseProgram,
     Event,
@@ -25,7 +26,7 @@ from predictor.model.op_calls import (
     Operand,
     free_after_last_use,
 )
-from predictor.model.workload import DATA_TYPE_BYTES, DENSE_STATES, DcnV2, Table, Workload
+from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, Table, Workload
 
 ITEM_BYTES = DATA_TYPE_BYTES | {"int64": 8}
 

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
+from predictor.section import FLAG, MAX_COUNT, Section, choice, whole
 
 
 @dataclass(frozen=True)
@@ -168,27 +170,29 @@ STRATEGIES = (DEFAULT, FULLY_SHARDED)
 
 
 @dataclass(frozen=True)
-class ReplicaGroups:
-    """2D sparse parallelism: tables sharded over a group of ranks, and as many copies as groups.
+class ReplicaGroups(Section):
+    """2D sparse parallelism: tables are sharded over some ranks, and copied to the others.
 
     After `DMPCollection` of TorchRec 1.7 to 1.9 (torchrec/distributed/model_parallel.py): ids and
     outputs stay within a sharding group, every group holds all tables, and ranks that hold the same
     shards form a replica group, which averages them every ``sync_interval`` steps.
-
-    Args:
-        size: ranks of a sharding group, >= 1 (``sharding_group_size``).
-        sync_interval: training steps from one call of ``sync()`` to the next, >= 1.
-        use_inter_host_allreduce: False: ranks ``r, r + R, r + 2 R, ...`` of ``R`` groups shard, so
-            that copies lie on neighbours; True: ``size`` ranks in a row do
-            (`DMPCollection._create_process_groups`).
-        sharding_strategy: ``default``, or ``fully_sharded``: weights are averaged in every step,
-            between forward and backward, and ``sync()`` is not called.
     """
 
-    size: int
-    sync_interval: int = 1
-    use_inter_host_allreduce: bool = False
-    sharding_strategy: str = DEFAULT
+    refused: ClassVar = {
+        "modules": "a group size of its own for a module (DMPCollectionConfig) is not modelled; "
+        "give one size for the whole model"
+    }
+
+    size: Annotated[int, whole(1, MOST_RANKS)]
+    """The ranks that a copy of the tables is sharded over (`sharding_group_size`)."""
+    sync_interval: Annotated[int, whole(1, MAX_COUNT)] = 1
+    """Steps between two averagings of the copies."""
+    use_inter_host_allreduce: Annotated[bool, FLAG] = False
+    """`false`: ranks r, r + R, r + 2 R, ... of R groups shard, so that copies lie on neighbours;
+    `true`: `size` ranks in a row do (`DMPCollection._create_process_groups`)."""
+    sharding_strategy: Annotated[str, choice(STRATEGIES)] = DEFAULT
+    """`fully_sharded`: weights are averaged in every step, between forward and backward;
+    `sync_interval` is left out."""
 
     def __post_init__(self) -> None:
         for name in ("size", "sync_interval"):

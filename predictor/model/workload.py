@@ -5,61 +5,108 @@ A `Workload` says what one rank trains on in one iteration. It does not depend o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
-from predictor.model.distribution import Distribution, Uniform
-from predictor.model.length_shares import LengthShares
+from predictor.model.dense_settings import (
+    ComputedDense,
+    DenseOptimizer,
+    DensePart,
+    ProductType,
+)
+from predictor.model.distribution import IndexDistribution, Uniform
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import ReplicaGroups, Topology
+from predictor.section import (
+    DISTINCT,
+    MAX_COUNT,
+    MAX_WIDTH,
+    NOT_EMPTY,
+    NOT_IN_FILE,
+    Count,
+    Flag,
+    Name,
+    Section,
+    Width,
+    choice,
+    form,
+    named,
+    read_at,
+    real,
+    refuse,
+    text,
+    whole,
+)
+from predictor.units import gib, mib
+
+MAX_ROWS = 10**12
+Milliseconds = Annotated[float, real(0, 1e7)]
 
 
 @dataclass(frozen=True)
-class MeasuredDense:
-    """Measured times of one rank's dense part, without lookups and collectives.
+class DenseTimes(Section):
+    """Measured times of one rank's dense part, without lookups and collectives."""
 
-    Args:
-        batch_size: samples of the rank when it was measured, >= 1.
-        forward_ms, backward_ms, optimizer_ms: time of its kernels, >= 0.
-        gradient_bytes: of all dense gradients that are all-reduced, >= 0; the parameters are taken
-            to be as large.
-        activation_bytes: most that the forward leaves for the backward; None if it was not
-            measured.
-        optimizer: of the dense parameters and of data-parallel tables.
-        bucket_cap_mb: as in `DenseArch`.
-        in_features: dense inputs of a sample, which are copied to the device.
-        length_shares: None: no sample takes longer than another.
-    """
+    batch_size: Count
+    """The samples per rank when it was measured."""
+    forward_ms: Milliseconds
+    """The time of its forward kernels."""
+    backward_ms: Milliseconds
+    """The time of its backward kernels."""
+    optimizer_ms: Milliseconds
+    """The time of its optimizer step."""
+    gradient_mib: Annotated[float, real(0, 1e8)]
+    """The MiB of all dense gradients, which are all-reduced."""
+    activation_gib: Annotated[float, real(0, 1e5)] | None = None
+    """GiB of activations at their peak; left out: not known."""
 
-    batch_size: int
-    forward_ms: float
-    backward_ms: float
-    optimizer_ms: float
-    gradient_bytes: int
-    activation_bytes: int | None = None
-    optimizer: str = "sgd"
-    bucket_cap_mb: float = 25.0
-    in_features: int = 0
-    length_shares: LengthShares | None = None
+
+@dataclass(frozen=True)
+class MeasuredDense(DensePart):
+    """A dense part by what it took, as `shardopt trace FILE --dense OUT.yaml` writes it."""
+
+    measured: DenseTimes
+    """The times and sizes that were measured."""
+    in_features: Annotated[int, whole(0, MAX_WIDTH)] = 0
+    """Dense inputs of a sample, which are copied to the device."""
+    optimizer: DenseOptimizer = "sgd"
+    """What trains data-parallel tables."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all dense gradients; the parameters are taken to be as large."""
+        return mib(self.measured.gradient_mib)
+
+    @property
+    def activation_bytes(self) -> int | None:
+        """Most that the forward leaves for the backward; None if it was not measured."""
+        activations = self.measured.activation_gib
+        return None if activations is None else gib(activations)
 
     def at_batch_size(self, batch_size: int) -> MeasuredDense:
         """Forward, backward and activations in proportion to the samples; parameters stay.
 
         An extrapolation: small kernels, whose time does not fall with the batch, are not known.
         """
-        share = batch_size / self.batch_size
-        activations = self.activation_bytes
-        return replace(
-            self,
+        times = self.measured
+        share = batch_size / times.batch_size
+        activations = times.activation_gib
+        scaled = replace(
+            times,
             batch_size=batch_size,
-            forward_ms=self.forward_ms * share,
-            backward_ms=self.backward_ms * share,
-            activation_bytes=None if activations is None else round(activations * share),
+            forward_ms=times.forward_ms * share,
+            backward_ms=times.backward_ms * share,
+            activation_gib=None if activations is None else activations * share,
         )
+        return replace(self, measured=scaled)
 
 
 class Optimizer(StrEnum):
@@ -110,39 +157,53 @@ def row_bytes(data_type: str, columns: int) -> int:
     return -(-(size + SCALE_BIAS_BYTES) // ROW_ALIGNMENT) * ROW_ALIGNMENT
 
 
-DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
-"""Dense optimizer -> states as large as the parameters."""
+EmbeddingOptimizer = Annotated[str, choice(Optimizer)]
+WireType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
 
 
 @dataclass(frozen=True)
-class Feature:
-    """One sparse feature that looks up one table.
+class Feature(Section):
+    """A sparse feature that reads a table."""
 
-    Args:
-        name: key in the KeyedJaggedTensor.
-        pooling_factor: mean ids per sample and pooling, >= 0.
-        num_poolings: objects per sample (VBE), >= 1 in ordinary models.
-        distribution: how the ids spread over the table's rows.
-        id_order: ``random`` (hot ids anywhere) or ``frequency`` (low ids are the hot ones).
-        pooling_factor_std: standard deviation of the ids per sample and pooling, >= 0; None: they
-            are the floor or the ceiling of their mean.
-        pooling_factor_max: most ids per sample and pooling, as where histories are cut; None: there
-            is no limit.
-        length_correlation: how far the lengths of a sample's features go together, in [0, 1]: two
-            features correlate by the product of theirs.
-        position_weights: weights that a feature processor learns, one for each position in a bag
-            (``max_feature_length`` of TorchRec's `PositionWeightedModule`); 0: there is none.
-    """
+    name: Name
+    """The feature's key in the KeyedJaggedTensor."""
+    pooling_factor: Annotated[float, real(0, 1e6)]
+    """Mean ids per sample over the data; it is never assumed to be 1."""
+    num_poolings: Annotated[float, real(0, 1e6, above=True)] = 1.0
+    """Poolings per sample: objects of a sample that have ids of their own (VBE)."""
+    distribution: Annotated[IndexDistribution, named("index_distribution")] = field(
+        default_factory=Uniform
+    )
+    """How ids spread over the rows of the table; left out: uniform."""
+    id_order: Annotated[str, choice(["random", "frequency"])] = "random"
+    """`frequency`: low ids are the hot ones, so the first row-wise shard is hot."""
+    pooling_factor_std: Annotated[float, real(0, 1e9)] | None = None
+    """Standard deviation of the ids per sample and pooling; left out: each sample has the floor or
+    the ceiling of their mean, or what a stats file says."""
+    pooling_factor_max: Annotated[float, real(0, 1e9, above=True)] | None = None
+    """Most ids per sample and pooling, as where histories are cut; left out: no limit, or what a
+    stats file says."""
+    length_correlation: Annotated[float, real(0, 1)] = 0.0
+    """How far the lengths of a sample's features go together: two of them correlate by the product
+    of theirs; left out: not at all, or what a stats file says."""
+    position_weights: Annotated[int, whole(0, MAX_COUNT)] = 0
+    """Weights that a feature processor learns, one for each position in a bag (`max_feature_length`
+    of TorchRec's `PositionWeightedModule`); 0: there is none."""
 
-    name: str
-    pooling_factor: float
-    num_poolings: float = 1.0
-    distribution: Distribution = field(default_factory=Uniform)
-    id_order: str = "random"
-    pooling_factor_std: float | None = None
-    pooling_factor_max: float | None = None
-    length_correlation: float = 0.0
-    position_weights: int = 0
+    def refuse_contradictions(self) -> None:
+        """Numbers from 0 to a largest one that have a mean vary most at the two ends."""
+        mean, most = self.pooling_factor, self.pooling_factor_max
+        if most is None:
+            return
+        if most < mean:
+            raise refuse(most, f"pooling_factor_max is below the pooling_factor, {mean:g}")
+        largest = math.sqrt(mean * (most - mean))
+        if (self.pooling_factor_std or 0.0) > largest * (1 + 1e-6):
+            raise refuse(
+                self.pooling_factor_std,
+                f"ids between 0 and {most:g} with a mean of {mean:g} have a pooling_factor_std of "
+                f"at most {largest:.6g}",
+            )
 
     @property
     def lookups_per_sample(self) -> float:
@@ -150,27 +211,38 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class Constraints:
-    """Constraints of the user on one table's sharding; `None` leaves the choice open.
+class Constraints(Section):
+    """Limits on the sharding of a table; every key may be left out."""
 
-    Args:
-        offered: the pairs of sharding type and compute kernel that the table's sharder offers,
-            where that is known; else those of TorchRec's own sharders.
-        max_l1_cache_size, l2_cache_size: of a key-value table's caches, as in TorchRec's
-            `KeyValueParams`: MiB on the device at most, and GiB on the host.
-    """
-
-    sharding_types: tuple[ShardingType, ...] | None = None
-    compute_kernels: tuple[str, ...] | None = None
-    min_partition: int | None = None
-    cache_load_factor: float | None = None
-    enforce_hbm: bool | None = None
-    ranks: tuple[int, ...] | None = None
-    co_locate: str | None = None
-    device_group: str | None = None
-    offered: tuple[tuple[ShardingType, ComputeKernel], ...] | None = None
-    max_l1_cache_size: int | None = None
-    l2_cache_size: int | None = None
+    sharding_types: (
+        Annotated[tuple[Annotated[ShardingType, choice(ShardingType)], ...], NOT_EMPTY] | None
+    ) = None
+    """Types that the table may have."""
+    compute_kernels: (
+        Annotated[tuple[Annotated[str, choice(ComputeKernel)], ...], NOT_EMPTY] | None
+    ) = None
+    """Kernels that the table may have."""
+    min_partition: Width | None = None
+    """Columns of a column-wise shard, at least."""
+    cache_load_factor: Annotated[float, real(0, 1, above=True)] | None = None
+    """Share of a `fused_uvm_caching` table's rows in the device's cache."""
+    enforce_hbm: Flag | None = None
+    """FBGEMM's flag for tables in host memory."""
+    ranks: (
+        Annotated[tuple[Annotated[int, whole(0, MAX_COUNT)], ...], NOT_EMPTY, DISTINCT] | None
+    ) = None
+    """Ranks that the table's shards may lie on, from 0."""
+    co_locate: Name | None = None
+    """Tables with the same word lie on the same ranks."""
+    device_group: Annotated[str, choice(["cuda", "cpu"])] | None = None
+    """Kind of devices that the table lies on, where the model has both."""
+    offered: Annotated[tuple[tuple[ShardingType, ComputeKernel], ...] | None, NOT_IN_FILE] = None
+    """Pairs of sharding type and compute kernel that the table's sharder offers, where that is
+    known; else those of TorchRec's own sharders."""
+    max_l1_cache_size: Annotated[int, whole(0, MAX_COUNT)] | None = None
+    """MiB on the device, at most, for the cache of a key-value table."""
+    l2_cache_size: Annotated[int, whole(0, MAX_COUNT)] | None = None
+    """GiB of the host for the cache of a key-value table."""
 
     @property
     def key_value_params(self) -> dict[str, int]:
@@ -180,30 +252,38 @@ class Constraints:
 
 
 @dataclass(frozen=True)
-class Table:
-    """An embedding table of ``[num_embeddings, embedding_dim]`` and the features that read it.
+class Table(Section):
+    """An embedding table."""
 
-    Args:
-        index_dedup: every rank sends the distinct ids of its batch only; of tables without
-            pooling (``use_index_dedup`` of TorchRec's `EmbeddingCollectionSharder`).
-        storage: ``torchrec``, or ``dynamicemb`` for hash tables of ``num_embeddings`` rows.
-        stash_weights: they are on the host between lookup and backward, under a train pipeline that
-            stashes them (`TrainPipelineSparseDistEmbStash` of TorchRec 1.8 and newer).
-    """
-
-    name: str
-    num_embeddings: int
-    embedding_dim: int
-    features: tuple[Feature, ...]
-    module: str = "ebc"
-    data_type: str = "fp32"
-    pooling: str = "sum"
-    weighted: bool = False
-    optimizer: str = Optimizer.ROWWISE_ADAGRAD
+    name: Annotated[str, text(forbidden={".": "a torch module cannot have such a name"})]
+    """The table's name."""
+    num_embeddings: Annotated[int, whole(1, MAX_ROWS)]
+    """The table's rows."""
+    embedding_dim: Width
+    """The table's columns; a multiple of 4 for every kernel but dense."""
+    features: Annotated[tuple[Feature, ...], NOT_EMPTY]
+    """A list of the sparse features that read this table."""
+    module: Name = "ebc"
+    """Module that the table belongs to; each has its own lookups and all-to-alls."""
+    data_type: Annotated[str, choice(WEIGHT_BITS)] = "fp32"
+    """Type of the weights; rows of `int8` and `int4`, which are for `mode: inference`, have scale
+    and bias, and are padded to 16 bytes."""
+    pooling: Annotated[str, choice(["sum", "mean", "none"])] = "sum"
+    """`none`: an EmbeddingCollection, which gives a row for each id."""
+    weighted: Flag = False
+    """Ids have weights of their own (per-sample weights)."""
+    optimizer: EmbeddingOptimizer = Optimizer.ROWWISE_ADAGRAD
+    """What trains the table; left out: the model's optimizer."""
     constraints: Constraints = field(default_factory=Constraints)
-    index_dedup: bool = False
-    storage: str = "torchrec"
-    stash_weights: bool = False
+    """What the table's sharding must obey."""
+    index_dedup: Flag = False
+    """Every rank sends its distinct ids alone (`use_index_dedup` of TorchRec's
+    `EmbeddingCollectionSharder`); for tables with pooling none."""
+    storage: Annotated[str, choice(["torchrec", "dynamicemb"])] = "torchrec"
+    """`dynamicemb`: a hash table of `num_embeddings` rows."""
+    stash_weights: Flag = False
+    """Weights are on the host between lookup and backward (`TrainPipelineSparseDistEmbStash` of
+    TorchRec 1.8 and newer)."""
 
     @property
     def element_bytes(self) -> float:
@@ -238,52 +318,69 @@ class Table:
 
 
 @dataclass(frozen=True)
-class DcnV2:
-    """Low-rank cross network: ``layers`` of two GEMMs of rank ``low_rank_dim``."""
+class DcnV2(Section):
+    """The low-rank cross network of DCN v2: layers of two GEMMs each."""
 
-    layers: int
-    low_rank_dim: int
+    tag = "dcn_v2"
+
+    layers: Annotated[int, whole(1, 1000)]
+    """The number of cross layers."""
+    low_rank_dim: Width
+    """The rank of each cross layer."""
 
 
 PADDED = 8
 """Columns: rows of halves are then multiples of 16 bytes, which tensor cores load in bulk."""
 
 
+def _ends_in_one(widths: tuple[int, ...]) -> tuple[int, ...]:
+    """the last is 1"""
+    if widths[-1] != 1:
+        raise refuse(list(widths), "the last layer must have width 1, the logit of the click")
+    return widths
+
+
 @dataclass(frozen=True)
-class DenseArch:
-    """Bottom MLP, interaction, top MLP; each layer is Linear then ReLU, except the last of the top.
+class DenseArch(ComputedDense):
+    """A DLRM by its layers; each is Linear then ReLU, but for the last of `top_mlp`."""
 
-    Args:
-        linears: (in, out) of the linear layers of a module whose wiring is unknown; they run one
-            after the other behind the lookups, in place of MLPs and interaction.
-        activation: of the top MLP: ``relu``, or ``swish_layer_norm``, TorchRec's
-            ``x * sigmoid(layer_norm(x))`` (modules/activation.py).
-        copies: elements per sample that the model's own code reads and writes between embeddings
-            and layers, forward and backward, beyond one concatenation.
-        pairs: how ``dot`` takes the pairs out of all products: by ``index``, as TorchRec's DLRM
-            does (``z[:, i, j]``), by ``gather``, or not: ``all`` of them go on. The last two pad
-            the concatenation to a multiple of `PADDED` columns.
-        bucket_cap_mb: MiB of dense gradients that one all-reduce carries, > 0; the
-            ``bucket_cap_mb`` of TorchRec's `DefaultDataParallelWrapper` (model_parallel.py).
-        compiled: forward and backward are compiled (torch.compile), which joins memory-bound ops.
-        cuda_graphs: the device runs them as captured graphs, one launch each.
-        length_shares: None: as the ops say.
-    """
+    refused: ClassVar = {
+        "linears": "is no longer read: it counted each linear layer once a sample and nothing "
+        "else; run to_yaml on the module again, which writes 'ops', or give in_features, "
+        "bottom_mlp and top_mlp"
+    }
 
-    in_features: int
-    bottom_mlp: tuple[int, ...]
-    top_mlp: tuple[int, ...]
-    interaction: str | DcnV2 = "dot"
-    data_type: str = "fp32"
-    optimizer: str = "sgd"
-    linears: tuple[tuple[int, int], ...] = ()
-    activation: str = "relu"
-    copies: tuple[float, float] = (0.0, 0.0)
-    bucket_cap_mb: float = 25.0
-    compiled: bool = False
-    cuda_graphs: bool = False
-    pairs: str = "index"
-    length_shares: LengthShares | None = None
+    in_features: Width
+    """The number of dense inputs of a sample."""
+    bottom_mlp: Annotated[tuple[Width, ...], NOT_EMPTY]
+    """A list of layer widths, e.g. [512, 256, 128]."""
+    top_mlp: Annotated[tuple[Width, ...], NOT_EMPTY, AfterValidator(_ends_in_one)]
+    """A list of layer widths that ends in 1, e.g. [512, 256, 1]."""
+    interaction: Annotated[
+        str | DcnV2,
+        form(
+            "dot, concat, {dcn_v2: {layers: 3, low_rank_dim: 512}}",
+            {"dot": "dot", "concat": "concat"},
+            [DcnV2],
+        ),
+    ] = "dot"
+    """How bottom output and embeddings are joined."""
+    data_type: ProductType = "fp32"
+    """Type of the dense part's products; bf16 by autocast."""
+    optimizer: DenseOptimizer = "sgd"
+    """What trains the dense part and data-parallel tables."""
+    linears: Annotated[tuple[tuple[int, int], ...], NOT_IN_FILE] = ()
+    """(in, out) of the linear layers of a module whose wiring is unknown; they run one after the
+    other behind the lookups, in place of MLPs and interaction."""
+    activation: Annotated[str, NOT_IN_FILE] = "relu"
+    """Activation of the top MLP: ``relu``, or ``swish_layer_norm``, TorchRec's
+    ``x * sigmoid(layer_norm(x))`` (modules/activation.py)."""
+    copies: Annotated[tuple[float, float], NOT_IN_FILE] = (0.0, 0.0)
+    """Elements per sample that the model's own code reads and writes between embeddings and layers,
+    forward and backward, beyond one concatenation."""
+    pairs: Annotated[str, choice(["index", "gather", "all"])] = "index"
+    """How `dot` takes pairs out of all products: by `index` as TorchRec's DLRM (`z[:, i, j]`), by
+    `gather`, or `all` of them; the last two pad to a multiple of 8 columns."""
 
     def joined_width(self, bottom: int, vectors: int) -> int:
         """Return the columns of ``dot``: the bottom output and the products of so many vectors."""
@@ -294,40 +391,65 @@ class DenseArch:
 
 
 @dataclass(frozen=True)
-class QComm:
-    """Precision of the pooled embeddings on the wire."""
+class QComm(Section):
+    """Precision of pooled embeddings and their gradients on the wire."""
 
-    forward: str = "fp32"
-    backward: str = "fp32"
+    forward: WireType = "fp32"
+    """Type of the embeddings that ranks exchange."""
+    backward: WireType = "fp32"
+    """Type of their gradients."""
+
+
+Dense = DenseArch | CapturedDense | MeasuredDense
+MODES = TRAINING, INFERENCE = ("training", "inference")
+PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist", "semi_sync")
+
+
+def _tables(value: object) -> object:
+    """or `{csv: tables.csv}`"""
+    if isinstance(value, list):
+        return value
+    raise refuse(value, "it must be a list of tables or {csv: tables.csv}")
+
+
+def dense_form(value: object) -> type[Dense]:
+    """Return the form of a dense part that the keys of a mapping show."""
+    keys = value if isinstance(value, dict) else {}
+    return CapturedDense if "ops" in keys else MeasuredDense if "measured" in keys else DenseArch
+
+
+def _dense(value: object) -> Dense:
+    """one of the three forms below"""
+    return value if isinstance(value, Dense) else read_at(dense_form(value), value)
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A DLRM and the batch one rank trains on per iteration.
-
-    Args:
-        batch_size: samples per rank per iteration.
-        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist`` or ``semi_sync``.
-        sha256: digest of the file it came from, empty when built in code.
-        training: False where only the forward runs: no backward, no optimizer and no gradients, in
-            time and in memory.
-        replica_groups: 2D sparse parallelism; None: one copy of every table, over all ranks.
-        stash_optimizer_state: of the dense optimizer, which is on the host from its step to the
-            next backward (`TrainPipelineSparseDistOptStash`).
-        balance_batches: samples are shared out so that all ranks have batches of the same length.
-    """
+class Workload(Section):
+    """A DLRM and the batch one rank trains on per iteration."""
 
     name: str
     batch_size: int
-    tables: tuple[Table, ...]
-    dense: DenseArch | CapturedDense | MeasuredDense
-    train_pipeline: str = "base"
+    """Samples per rank per iteration."""
+    tables: Annotated[tuple[Table, ...], BeforeValidator(_tables)]
+    """A list of embedding tables, or {csv: tables.csv}."""
+    dense: Annotated[Dense, PlainValidator(_dense)]
+    """The dense layers: in_features, bottom_mlp, top_mlp."""
+    train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
+    """TorchRec's train pipeline."""
     qcomm: QComm = field(default_factory=QComm)
-    sha256: str = ""
-    training: bool = True
+    """Precision on the wire."""
+    sha256: Annotated[str, NOT_IN_FILE] = ""
+    """Digest of the file it came from, empty when built in code."""
+    mode: Annotated[str, choice(MODES)] = TRAINING
+    """`inference`: forward alone, without gradients and optimizer states; tables are sharded as
+    TorchRec's inference sharding can, table-wise, column-wise and row-wise."""
     replica_groups: ReplicaGroups | None = None
-    stash_optimizer_state: bool = False
-    balance_batches: bool = False
+    """2D sparse parallelism; left out: every table is sharded over all ranks."""
+    stash_optimizer_state: Flag = False
+    """States of the dense optimizer are on the host from its step to the next backward
+    (`TrainPipelineSparseDistOptStash`)."""
+    balance_batches: Flag = False
+    """Samples are shared out so that every rank's batch has as many ids."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -337,6 +459,11 @@ class Workload:
             if (table.module, table.name) in names:
                 raise InputError(f"table '{table.name}' appears twice in module '{table.module}'")
             names.add((table.module, table.name))
+
+    @property
+    def training(self) -> bool:
+        """False where only the forward runs: no backward, no optimizer and no gradients."""
+        return self.mode == TRAINING
 
     @cached_property
     def keys(self) -> tuple[str, ...]:

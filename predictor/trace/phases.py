@@ -27,11 +27,11 @@ from typing import Literal
 
 from predictor.errors import InputError
 from predictor.model.plan import ShardingType
-from predictor.model.workload import MeasuredDense
+from predictor.model.workload import DenseTimes, MeasuredDense
 from predictor.trace.breakdown import Intervals, breakdown
 from predictor.trace.comms import info_of_host
 from predictor.trace.events import HostEvent, RankTrace, TraceStep
-from predictor.units import us
+from predictor.units import GIB, MIB, us
 
 Phase = Literal["forward", "backward", "optimizer"]
 
@@ -159,12 +159,12 @@ class TracedDense:
     """The dense part of a traced job.
 
     Args:
-        measured: medians over ranks and steps.
+        dense: medians over ranks and steps.
         steps: their number.
         notes: sources of the figures, and missing data.
     """
 
-    measured: MeasuredDense
+    dense: MeasuredDense
     steps: int
     notes: tuple[str, ...]
 
@@ -194,16 +194,16 @@ def traced_dense(traces: Sequence[RankTrace], batch_size: int | None = None) -> 
     if not activations:
         notes.append("activation_gib is left out: record the trace with profile_memory=True")
     forward, backward, optimizer = (us(median(s.times[p] for s in steps)) for p in PHASES)
-    measured = MeasuredDense(
+    times = DenseTimes(
         batch_size=batch_size,
         forward_ms=forward,
         backward_ms=backward,
         optimizer_ms=optimizer,
-        gradient_bytes=round(median(gradients)) if gradients else 0,
-        activation_bytes=round(median(activations)) if activations else None,
-        optimizer=_optimizer(readers, notes),
+        gradient_mib=round(median(gradients)) / MIB if gradients else 0.0,
+        activation_gib=round(median(activations)) / GIB if activations else None,
     )
-    return TracedDense(measured, len(steps), (*notes, *_doubts(traces, readers)))
+    dense = MeasuredDense(times, optimizer=_optimizer(readers, notes))
+    return TracedDense(dense, len(steps), (*notes, *_doubts(traces, readers)))
 
 
 @dataclass(frozen=True)

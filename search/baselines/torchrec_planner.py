@@ -331,7 +331,6 @@ class CostModel:
             return self.bandwidths.hbm_to_ddr / 10
         if kernel.is_stored:
             on_ssd = kernel is ComputeKernel.KEY_VALUE
-            on_ssd = kernel is ComputeKernel.KEY_VALUE
             return self.bandwidths.ssd if on_ssd else self.bandwidths.hbm_to_ddr
         clf = DEFAULT_CACHE_LOAD_FACTOR if clf is None else clf
         return (clf * self.bandwidths.hbm + (1 - clf) * self.bandwidths.hbm_to_ddr) / 10

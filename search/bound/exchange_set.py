@@ -170,6 +170,7 @@ class ExchangeSet:
             all_choices.hulls,
             least,
             self._averaged(groups),
+            {frozenset(of_table.tolist()) for of_table in np.split(self.group, self.first[1:])},
         )
 
     def _at_most(self, loads: Array, mine: Ints) -> Array:

@@ -42,9 +42,10 @@ FLOOR_STEPS = 20
 """Refinements made even when time is up: without them next to nothing is proven."""
 WORTH = 5e-3
 """Rise of the bound, as a fraction, that restarts the patience; a smaller gap needs no note."""
+STEADY = 2e-3
+"""Rise that restarts the patience once single sets are branched."""
 PATIENCE, LEAST_PATIENCE = 60_000, 120
-"""Choices times refinements, and least refinements, without a rise of `WORTH` before refinement
-stops."""
+"""Choices times refinements, and least refinements, without such a rise before refinement stops."""
 DIVIDING, LEAST_STEPS = 1_000_000, 40
 """Choices times refinements of the tree with peaks at effort 1, and least refinements."""
 SMALL = 480
@@ -93,7 +94,7 @@ class LowerBound:
     ) -> None:
         self._problem = problem, space, scorer
         self._patience = patience
-        self._raised = 0.0, 0  # bound and refinement at the last rise by `WORTH`
+        self._raised = 0.0, 0  # bound and refinement at the last rise
         # nodes to refine or branch, least bound first; then those that are finished
         self._open: list[Bounded] | None = None
         self._solved: list[Bounded] = []
@@ -136,7 +137,7 @@ class LowerBound:
         for _ in range(steps):
             if not self._open or self.proven_ms >= min(_least(self._solved), upper_ms):
                 break
-            if not peaks and not self._open[0][2].plans.is_solved and self._is_idle():
+            if (peaks or not self._open[0][2].plans.is_solved) and self._is_idle(peaks):
                 break
             before, number, node = heapq.heappop(self._open)
             plans = node.plans
@@ -171,11 +172,11 @@ class LowerBound:
                 break
         return self._below(upper_ms)
 
-    def _is_idle(self) -> bool:
-        """Return True if the bound has not risen by `WORTH` for as long as the patience allows."""
+    def _is_idle(self, peaks: bool) -> bool:
+        """Return True if the bound has not risen for as long as the patience allows."""
         if self._patience is None:
             return False
-        if self.proven_ms > self._raised[0] * (1 + WORTH):
+        if self.proven_ms > self._raised[0] * (1 + (STEADY if peaks else WORTH)):
             self._raised = self.proven_ms, self._refined
         most = max(LEAST_PATIENCE, PATIENCE * self._patience / len(self.choices.all))
         return self._refined - self._raised[1] >= most
@@ -200,6 +201,7 @@ class LowerBound:
         if self._open is not None:
             self._open, self._solved = [*self._open, *self._solved], []
             heapq.heapify(self._open)
+            self._raised = self.proven_ms, self._refined
         steps = min(steps, max(LEAST_STEPS, round(DIVIDING * effort / len(self.choices.all))))
         bound = self.solve(steps, upper_ms, stop, peaks=True)
         topology = self._problem[0].topology

@@ -24,7 +24,7 @@ Why: docs/decisions/0026-bound.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,13 +33,13 @@ from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import COLUMNS, Load
-from predictor.iteration.graph import Graph, Op
+from predictor.iteration.graph import Graph, Mask, Op
 from predictor.iteration.steady_state import CompiledTimeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, CostModel, Exchange, Size
 from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ShardingType
-from search.bound.cycle import compile_rank
+from search.bound.cycle import Users, compile_rank
 from search.model.cut_model import CycleCut
 
 Array = NDArray[np.float64]
@@ -298,6 +298,7 @@ class Relaxation:
         least: per group, least mean load and least peak of its options, ``[groups, 2, columns]``;
             0 where plans may lack its exchange, or if None.
         averaged: number of all-reduces of replicas that every plan has.
+        offered: groups that a table can be in, for every table.
     """
 
     def __init__(
@@ -311,7 +312,9 @@ class Relaxation:
         hulls: KnownHulls,
         least: Array | None = None,
         averaged: int = 0,
+        offered: Collection[frozenset[int]] = (),
     ) -> None:
+        self.offered = offered
         self.costs = costs
         self.groups = list(groups)
         self.ceiling = ceiling
@@ -405,20 +408,22 @@ class Relaxation:
         """Operations of one rank with their costs.
 
         They are read from one graph over probe plans: without loads, with the most of each column,
-        with each launch floor, with only the certain groups, with one of each hull.
+        with each launch floor, with only one group each, with only the certain groups, with one of
+        each hull.
         """
         count, groups = len(self.columns), len(self.groups)
-        last = 1 + count + groups
+        last = 1 + count + 2 * groups
         terms: list[_HullTerm] = []
         self._build(last + 1, terms)  # counts the hulls
         plans, terms = last + 1 + len(terms), []
         graph, averages = self._build(plans, terms)
         costs = np.stack([np.broadcast_to(op.cost_ms.ravel(), plans) for op in graph.ops], axis=1)
         added = costs[1:] - costs[0]
-        optional = [op.active is not None and not op.active[0] for op in graph.ops]
+        users = [self._users(op.active, slice(last - groups, last)) for op in graph.ops]
+        optional = [groups_of_op is not None for groups_of_op in users]
         issued = self.averaged / averages if averages else 1.0
         graph.ops = [self._issued_surely(op, last, issued) for op in graph.ops]
-        program, origin = compile_rank(graph, optional)
+        program, origin = compile_rank(graph, users, self.offered)
         return _Operations(
             program,
             np.array(origin),
@@ -435,6 +440,18 @@ class Relaxation:
             [op.phase for op in graph.ops],
         )
 
+    def _users(self, active: Mask | None, of_groups: slice) -> Users:
+        """Return the groups of which a plan uses one if it has an operation; None if all have it.
+
+        Args:
+            active: probe plans that have it.
+            of_groups: probe plans with one group each.
+        """
+        if active is None or active[0]:
+            return None
+        users = frozenset(np.flatnonzero(active[of_groups]).tolist())
+        return None if any(groups <= users for groups in self.offered) else users
+
     @staticmethod
     def _alike_on_ranks(
         terms: Sequence[_HullTerm], direct: Array, hulled: Array
@@ -449,7 +466,9 @@ class Relaxation:
         loads = np.zeros((plans, groups, 1, COLUMNS))
         loads.reshape(plans, -1)[np.arange(1, count + 1), self.columns] = self._most_of_columns
         loads[..., Load.SHARDS] = np.array(self.present)[:, None]
-        loads[1 + count + groups, :, 0, Load.SHARDS] = self.certain
+        alone = 1 + count + groups + np.arange(groups)
+        loads[alone, ..., Load.SHARDS] = np.eye(groups)[..., None]
+        loads[1 + count + 2 * groups, :, 0, Load.SHARDS] = self.certain
         paid = np.zeros((plans, groups, 1))
         paid[1 + count + np.arange(groups), np.arange(groups)] = 1.0
         builder = self._builder(loads, paid, terms)
@@ -483,7 +502,7 @@ class Relaxation:
         hulls, least, certain = self.hulls, self.least, self.certain
         present, most = self.present, self.most
         columns, tops = slice(1, 1 + len(self.columns)), self._most_of_columns
-        first = 1 + len(self.columns) + len(self.groups) + 1
+        first = 1 + len(self.columns) + 2 * len(self.groups) + 1
 
         class Relaxed(Exchange):
             """Exchange whose costs are hulls, appended to `terms`."""

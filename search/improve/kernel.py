@@ -103,12 +103,16 @@ def _put(
 
 @compiled
 def _powered(loads: Any, scale: Any, squares: int, powers: Any, rank: int) -> None:
-    """Compute the powers of a rank's loads."""
-    for c in range(loads.shape[1]):
-        x = max(0.0, loads[rank, c]) * scale[c]
-        for _ in range(squares):
-            x *= x
-        powers[rank, c] = x
+    """Compute the powers of a rank's loads.
+
+    The inner loops run over columns, so that they compile to vector instructions.
+    """
+    row = powers[rank]
+    for c in range(len(row)):
+        row[c] = max(0.0, loads[rank, c]) * scale[c]
+    for _ in range(squares):
+        for c in range(len(row)):
+            row[c] *= row[c]
 
 
 @compiled
@@ -135,10 +139,12 @@ def _beyond(space: Any, moved: int, moved_bytes: float) -> float:
 def _energy(cost: Any, sums: Any, scale: Any, squares: int, even: Any, norms: Any) -> float:
     """Return the largest of the cuts, with norms in place of maxima."""
     for c in range(len(sums)):
-        x = max(sums[c], 0.0)
-        for _ in range(squares):
-            x = math.sqrt(x)
-        norms[c] = x / scale[c]
+        norms[c] = max(sums[c], 0.0)
+    for _ in range(squares):
+        for c in range(len(sums)):
+            norms[c] = math.sqrt(norms[c])
+    for c in range(len(sums)):
+        norms[c] /= scale[c]
     most = -1e300
     for k in range(len(even)):
         now = cost.constants[k] + even[k]

@@ -37,23 +37,27 @@ class ExchangeMerges:
     def __init__(self, objective: Objective, surrogate: Surrogate) -> None:
         self.objective, self.surrogate = objective, surrogate
         self.placer = GreedyPartitioner(objective, surrogate)
-        self.exchanges = sorted({surrogate.exchange(o) for o in objective.space.every_option})
+        self.exchanges = sorted({option.exchange for option in objective.space.every_option})
         self.cheapest = lru_cache(maxsize=1 << 16)(self._cheapest)
 
     def descend(self, plan: Assignment, ms: float) -> Iterator[tuple[Assignment, float]]:
         """Merge whole exchanges of few tables as long as that makes the plan faster; yield every
         plan on the way with its time."""
         while True:
-            pairs = [(tables, to) for tables, to in self._pairs(plan) if len(tables) <= MOST]
-            changes = [self._change(plan, tables, to) for tables, to in pairs]
-            plans = [apply(plan, change) for change in changes if change]
-            fitting = [plan for plan in plans if self.objective.fits(plan)]
+            fitting = [merged for merged in self.whole(plan) if self.objective.fits(merged)]
             times = self.objective.score(fitting).tolist()
             best_ms, best = min(zip(times, range(len(times)), strict=True), default=(ms, -1))
             if best_ms >= ms:
                 return
             plan, ms = fitting[best], best_ms
             yield plan, ms
+
+    def whole(self, plan: Assignment) -> Iterator[Assignment]:
+        """Yield the plan with all tables of one exchange, if they are few, in another one."""
+        for tables, target in self._pairs(plan):
+            change = self._change(plan, tables, target) if len(tables) <= MOST else {}
+            if change:
+                yield apply(plan, change)
 
     def some(self, base: Assignment, rng: random.Random) -> Iterator[Change]:
         """Yield changes between random pairs of exchanges; they may not fit."""
@@ -67,7 +71,7 @@ class ExchangeMerges:
 
     def _pairs(self, base: Assignment) -> Iterator[tuple[list[int], Exchange]]:
         """Yield the tables of each exchange of a plan with each other exchange of their module."""
-        used = [self.surrogate.exchange(option) for option, _ in base]
+        used = [option.exchange for option, _ in base]
         for source, target in permutations(self.exchanges, 2):
             members = [table for table, exchange in enumerate(used) if exchange == source]
             if members and source[0] == target[0]:
@@ -92,5 +96,5 @@ class ExchangeMerges:
     def _cheapest(self, table: int, target: Exchange) -> Option | None:
         """Return a table's option in an exchange with the least sum of phases; None if none."""
         options = self.objective.space.options[table]
-        mine = [o for o in options if self.surrogate.exchange(o) == target]
+        mine = [o for o in options if o.exchange == target]
         return min(mine, key=lambda o: float(self.surrogate.phases(o).sum()), default=None)

@@ -121,7 +121,7 @@ class ShardModel:
         self.first_shard = np.concatenate([[0], np.cumsum(counts)])
         self.groups = len(objective.scorer.groups)
         legal = [objective.legal(option) for option in self.options]
-        placed = objective.placed
+        memory = [objective.shard_memory(option) for option in self.options]
         self.pools: dict[tuple[tuple[int, ...], ...], int] = {}
         pool = [self.pools.setdefault(placements.units[0], len(self.pools)) for placements in legal]
         self.alternatives = [*self.pools]
@@ -152,7 +152,7 @@ class ShardModel:
             ranks=np.array([r for pool in self.alternatives for ranks in pool for r in ranks]),
             at_rank=at_rank,
             # numba compiles the kernel anew for arrays of another order
-            memory=np.ascontiguousarray(np.concatenate([placed(o).memory for o in self.options])),
+            memory=np.ascontiguousarray(np.concatenate(memory)),
             caps=np.ascontiguousarray(objective.caps.T),
             local=objective.problem.topology.intra_group_size,
             unit=max(1.0, 0.01 * float(objective.caps.max())),

@@ -2,9 +2,9 @@
 
 A plan's regret in a scenario is how much slower it is than the best plan of that scenario (Savage
 1951). That plan is not known, but every plan that is scored in all scenarios may be it: those of
-the search as given, those of the search over scenarios, and those of a short local search in the
-few scenarios that order plans most unlike the others. The scenario's lower bound limits how far the
-best known plan is from the optimum.
+the search as given, those annealed in the few scenarios that order plans most unlike the others,
+and what is put together from the best of these. The scenario's lower bound limits how far the best
+known plan is from the optimum.
 
 Why: docs/decisions/0030-choosing-among-plans.md.
 """
@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.cost.errors import Z_90
 from search.bound.lower_bound import LowerBound
 from search.bound.relaxation import KnownHulls
-from search.improve.local_search import LocalSearch
-from search.objective import Assignment, Objective, RatedObjective
+from search.improve.annealing import Annealer, AnnealingTask
+from search.objective import Assignment, Objective, apply
+from search.params import SearchParams
 from search.problem import MEAN, ScenarioTimes
 from search.scenarios.scenario import ScenarioScorer
 from search.surrogate import Surrogate
@@ -96,43 +98,65 @@ class RatedPlans:
 
         Plans are chosen by a few draws, or by costs as predicted, and look best under these. So
         both are compared under draws that neither was chosen by, where regret is against the
-        better one of the two (docs/decisions/0030-choosing-among-plans.md).
+        better one of the two (docs/decisions/0030-choosing-among-plans.md). A mean is better where
+        the mean difference is beyond its own standard error; a regret in nearly all draws.
         """
         plans = [plan, other]
         times = self.scorer.score_again(plans, FRESH) + self._added(plans)[:, None, None]
         if aim == MEAN:
-            plan_values, other_values = np.einsum("psd,s->pd", times, self.scorer.weights)
-        else:
-            plan_values, other_values = (times / times.min(axis=0)).max(axis=1)
-        return bool((plan_values < other_values).mean() >= SURE)
+            plan_means, other_means = np.einsum("psd,s->pd", times, self.scorer.weights)
+            gains = other_means - plan_means
+            return bool(gains.mean() > Z_90 * gains.std(ddof=1) / np.sqrt(FRESH))
+        plan_regrets, other_regrets = (times / times.min(axis=0)).max(axis=1)
+        return bool((plan_regrets < other_regrets).mean() >= SURE)
 
-    def objective(self, nominal: Objective, aim: str) -> RatedObjective:
-        """Return the objective of a search for an aim."""
-        measure = self.measure(aim)
-        return RatedObjective(nominal, lambda plans: measure(self.score(plans)))
+    def improve(self, params: SearchParams, seed: int, stop: Callable[..., bool]) -> int:
+        """Anneal in each of the scenarios most unlike the others; return the plans scored.
 
-    def improve(
-        self, surrogate: Surrogate, evaluations: int, seed: int, stop: Callable[..., bool]
-    ) -> int:
-        """Run a local search in each of the scenarios most unlike the others.
-
-        Each starts from the best known plan of its scenario. Return the number of plans scored.
+        Each run starts from the best known plan of its scenario.
 
         Args:
-            surrogate: of the problem as given; it only says which changes are worth trying.
-            evaluations: plans to score in each.
-            stop: asked often.
+            stop: called after every round.
         """
         spent = 0
         for index in self._most_unlike():
             if stop():
                 break
-            own = self.scorer.objective(index)
-            search = LocalSearch(own, surrogate, seed)
-            plan, _ = search.improve(self.best_of(index), evaluations, stop)
+            own, start = self.scorer.objective(index), self.best_of(index)
+            options = own.space.options
+            task = AnnealingTask(start, options, params.tie_moves, params.rounds, seed)
+            plans = Annealer(own, Surrogate(own), params).improve(task, stop)
             spent += own.evaluations
-            self.add([plan])
+            self.add(plan for plan, _ in plans[:1])
         return spent
+
+    def recombine(self, objective: Objective, aim: str, stop: Callable[..., bool]) -> None:
+        """Give tables of the best plan by an aim, one at a time, the choice that the best plan of
+        a scenario has for them, as long as that makes it better; add the plans on the way.
+
+        Args:
+            objective: tells which plans fit.
+        """
+        for _ in objective.space.options:
+            best = self.plans[int(self.measure(aim)(self.times).argmin())]
+            leaders = dict.fromkeys(map(self.best_of, range(len(self.best_ms))))
+            choices = [dict.fromkeys(plan[table] for plan in leaders) for table in range(len(best))]
+            changed = [
+                apply(best, {table: choice})
+                for table, offered in enumerate(choices)
+                for choice in offered
+                if choice != best[table]
+            ]
+            if not changed or stop():
+                return
+            measure, times = self.measure(aim), self.score(changed)
+            ranked = np.argsort(measure(times), kind="stable").tolist()
+            best_value = float(measure(self.times).min())
+            gaining = (i for i in ranked if measure(times[[i]])[0] < best_value)
+            plan = next((changed[i] for i in gaining if objective.fits(changed[i])), None)
+            if plan is None:
+                return
+            self.add([plan])
 
     def _most_unlike(self) -> list[int]:
         """Return the scenarios that compare the known plans most unlike the average."""

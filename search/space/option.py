@@ -99,9 +99,19 @@ class Option:
         return PARTITION[self.sharding_type]
 
     @property
+    def exchange(self) -> tuple[str, str]:
+        """Module and sharding type: tables alike in both exchange ids and outputs together."""
+        return self.module, self.sharding_type
+
+    @property
     def num_shards(self) -> int:
         """Number of shards, empty ones included."""
         return len(self.sizes)
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces that the table is cut into; a copy on every rank is no piece."""
+        return 1 if self.sharding_type is ShardingType.DATA_PARALLEL else self.num_shards
 
     @property
     def column_width(self) -> int:

@@ -18,7 +18,7 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.units import MIB, format_bytes
-from search.improve.local_search import LocalSearch
+from search.improve.annealing import Annealer, AnnealingTask
 from search.objective import Objective
 from search.params import SearchParams
 from search.partitioner import GreedyPartitioner
@@ -30,14 +30,13 @@ from search.space.option import Option
 from search.surrogate import Surrogate
 from search.tune.knobs import PARAMETERS, Case, Step, Value, refusals, steps, turned
 from search.tune.script import script_steps
-from search.tune.trial import carry_over_plan
 
 SOURCES: tuple[Callable[[Case], Iterator[Step]], ...] = (steps, script_steps)
 """Sources of steps: settings of the model file, and settings of the training script."""
 REPLANNED = 2
 """Number of best steps that get a new search."""
-EVALUATIONS = 300
-"""Plans scored around the plan of one step, at effort 1; fewer if a plan takes long to score."""
+ROUNDS = 6
+"""Rounds of annealing from the plan of one step."""
 JOINED = 4
 """Number of best steps that are tried together."""
 NAMED_BYTES = 64 * MIB
@@ -302,18 +301,21 @@ class Advisor:
         return sorted(tried, key=lambda s: (s.target is not None, order.get(s.name, len(FIRST))))
 
     def _again(self, advice: Advice) -> Advice:
-        """Replace the plan if local search finds one that is better beyond ties."""
+        """Replace the plan if annealing finds one that is better beyond ties."""
         size = len(advice.plan.tables) * advice.plan.world_size
-        evaluations = round(self.effort * EVALUATIONS * min(1.0, SearchParams.large / size / 4))
-        if self.pricing_late() or not evaluations:
+        moves = round(self.effort * SearchParams.tie_moves)
+        if self.pricing_late() or not moves or size > SearchParams.large:
             return advice
         problem = advice.case.problem()
         objective = Objective(problem, reduced_space(problem))
-        start = carry_over_plan(advice.plan, objective)
+        start = objective.assignment_of(advice.plan)
         if start is None:
             return advice
-        search = LocalSearch(objective, Surrogate(objective), seed=0)
-        better, ms = search.improve(start, evaluations, lambda _: self.pricing_late())
+        task = AnnealingTask(start, objective.space.options, moves, ROUNDS, seed=0)
+        plans = Annealer(objective, Surrogate(objective)).improve(
+            task, lambda _: self.pricing_late()
+        )
+        better, ms = plans[0]
         if ms >= advice.iteration_ms * (1 - TOLERANCE):
             return advice
         plan = objective.sharding_plan(better)

@@ -7,32 +7,25 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, FiniteFloat, InstanceOf, PlainSerializer
 
 from predictor.errors import InfeasibleError
-from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_from_dict, plan_to_dict
 from predictor.units import format_bytes
 from search.bound.lower_bound import LowerBound
-from search.improve.local_search import LocalSearch
-from search.objective import Assignment, Objective
-from search.problem import Problem, Progress, RankedPlan, Result, silent
+from search.problem import Problem
 from search.solve import solve
-from search.space.enumerate import reduced_space, whole_space
-from search.space.option import Choice, Option
+from search.space.enumerate import whole_space
 from search.stop import Stop
-from search.surrogate import Surrogate
 from search.tune.goals import Goal, Values, covers, least_bytes, shard_bytes, values_of
 from search.tune.knobs import Value
 
 ROOT_STEPS = 20
 """Number of refinements of a trial's bound."""
-WARM_EVALUATIONS = 20_000
-"""Number of plans scored around the warm starts, at effort 1."""
-WARM = "another trial + local search"
 WORTH = 0.01
 """Least fraction by which a setting must be able to beat the known ones to be searched."""
 TRIED = ("searched", "ruled out", "infeasible")
@@ -127,7 +120,7 @@ def try_setting(
     bound = values_of(goals, problem, root_ms, least)
     if rules_out(bound):
         return Outcome(state="ruled out", bound=bound)
-    result = search_from(problem, warm, stop, seed, searchers=searchers, top_k=1)
+    result = solve(problem, stop, seed, top_k=1, searchers=searchers, starts=warm)
     best = result.best
     return Outcome(
         state="searched",
@@ -170,60 +163,3 @@ def root_bound(
     if not math.isfinite(bound_ms):
         raise InfeasibleError("no plan fits, not even with every table cut at will over the ranks")
     return bound_ms, on_rank
-
-
-def search_from(
-    problem: Problem,
-    warm: Sequence[ShardingPlan],
-    stop: Stop,
-    seed: int,
-    *,
-    searchers: Sequence[str],
-    top_k: int,
-    progress: Progress = silent,
-) -> Result:
-    """Run `search.solve.solve`, then local search around the warm starts."""
-    result = solve(problem, stop, seed, top_k=top_k, searchers=searchers, progress=progress)
-    if not warm or stop.reached(result.best.iteration_ms, result.lower_bound_ms):
-        return result
-    objective = Objective(problem, reduced_space(problem))
-    search = LocalSearch(objective, Surrogate(objective), seed)
-    bound_ms = result.lower_bound_ms
-    for start in filter(None, (carry_over_plan(plan, objective) for plan in warm)):
-        evaluations = stop.work(WARM_EVALUATIONS) // len(warm)
-        better, ms = search.improve(start, evaluations, lambda best: stop.reached(best, bound_ms))
-        first = RankedPlan(objective.sharding_plan(better), ms, WARM)
-        if ms < result.best.iteration_ms and problem.fits(first.plan):
-            result = replace(result, plans=(first, *result.plans)[:top_k])
-    return replace(
-        result,
-        stopped_by=stop.reason,
-        search_seconds=stop.elapsed_s,
-        evaluations=result.evaluations + objective.evaluations,
-    )
-
-
-def carry_over_plan(plan: ShardingPlan, objective: Objective) -> Assignment | None:
-    """Convert another setting's plan to an assignment of this problem; None if it does not fit."""
-    if plan.world_size != objective.problem.topology.world_size:
-        return None
-    assignment = tuple(
-        choice
-        for key, options in zip(objective.space.keys, objective.space.options, strict=True)
-        if (choice := _same(plan.tables[key], options, objective)) is not None
-    )
-    if len(assignment) < len(objective.space.keys):
-        return None
-    return assignment if objective.fits(assignment) else None
-
-
-def _same(table: TablePlan, options: Sequence[Option], objective: Objective) -> Choice | None:
-    """Return the choice that splits a table alike on the same ranks; None if that is not legal."""
-    ranks = tuple(shard.rank for shard in table.shards)
-    sizes = tuple(shard.size for shard in table.shards)
-    offsets = tuple(shard.offset for shard in table.shards)
-    way = (table.sharding_type, table.compute_kernel, sizes, offsets)
-    for option in options:
-        if option.way[:4] == way and option.is_legal(ranks, objective.problem.topology):
-            return option, ranks
-    return None

@@ -24,7 +24,7 @@ from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError, InputError
 from predictor.predict import predict
 from search.problem import Problem, Progress, RankedPlan, Result, silent
-from search.solve import SEARCHERS
+from search.solve import SEARCHERS, solve
 from search.stop import Stop
 from search.tune.goals import Goal, Values, covers, pareto_front, shard_bytes, values_of
 from search.tune.knobs import Case, Grid, Setting, Value, changes, turned
@@ -38,7 +38,7 @@ from search.tune.study import (
     sampler_of,
     untried,
 )
-from search.tune.trial import TRIED, Outcome, Trial, search_from, try_setting
+from search.tune.trial import TRIED, Outcome, Trial, try_setting
 
 TRIAL_EFFORT = 0.1
 """Effort of a trial's search, as a share of the effort of tuning."""
@@ -199,13 +199,13 @@ class Tuning:
         elapsed_s = time.monotonic() - self._start
         search_limit_s = None if limit is None else max(1.0, limit - elapsed_s) / ahead
         problem = self._problem(trial.setting)
-        result = search_from(
+        result = solve(
             problem,
-            [trial.plan],
             Stop(self.budget.effort * share, search_limit_s),
             self.budget.seed,
-            searchers=self.budget.searchers,
             top_k=self.budget.top_k,
+            searchers=self.budget.searchers,
+            starts=[trial.plan],
             progress=progress,
         )
         used_bytes = shard_bytes(problem, result.best.plan)

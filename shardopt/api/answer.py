@@ -44,7 +44,7 @@ from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
 from shardopt.explain.host import host_bound
 from shardopt.explain.networks import NetworkPart, network_part
-from shardopt.formatting import gap_of, ms, percent, points
+from shardopt.formatting import at_most, gap_of, ms, percent, points
 from shardopt.race import Confirmation
 
 TOP_K = 3
@@ -109,8 +109,8 @@ class Answer:
             free = self.constraint_costs is None
             where = "here; see the advice" if free else "within these constraints"
             return (
-                f"Sharding hardly matters {where}: {stakes.plans} reasonable plans are "
-                f"within {percent(stakes.spread)} of each other, too close to be told apart."
+                f"Sharding hardly matters {where}: {stakes.plans} reasonable plans differ by "
+                f"{at_most(stakes.spread)}, too little to be told apart."
             )
         if gain is None:
             return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."

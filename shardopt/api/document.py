@@ -415,8 +415,8 @@ class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
     ties: TieSummary | None = key(
         "``plans`` (within ``tolerance`` of the best), ``host_bound``, ``device_ms`` (best plan, "
         "if the host took no time), ``device_range_ms`` (least and most of these plans), "
-        "``decided_by`` and ``fullest_bytes`` (shards on the fullest rank, of the best plan and of "
-        "the fastest)."
+        "``decided_by``, ``fullest_bytes`` (shards on the fullest rank) and ``expected_ms`` (mean "
+        "over draws of the costs' errors), both of the best plan and of the fastest."
     )
     scenarios: list[ScenarioAnswer] = key("Times of the best plan if costs or data differ.")
     worst_regret: float | None = key("Largest ``iteration_ms / best_known_ms - 1``.")

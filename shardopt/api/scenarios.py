@@ -8,12 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-
 from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError, did_you_mean
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.workload import Workload
+from predictor.section import Name, Section, check, real
 from search.problem import Problem, Scenario
 from search.scenarios.scenario import (
     DRAWS,
@@ -26,7 +25,6 @@ from search.scenarios.scenario import (
 )
 from shardopt.config import read_model
 from shardopt.config.distributions import move_pooling
-from shardopt.config.schema import Name, Section, check, real
 from shardopt.files import decode, read_bytes
 
 NONE = "none"
@@ -99,10 +97,13 @@ def windows_of(model: str | PathLike[str] | Workload | None) -> dict[str, Worklo
     return {} if isinstance(model, Workload | None) else read_model(Path(model))[2]
 
 
+@dataclass(frozen=True)
 class ScenarioSection(Section):
+    """A scenario of a file; left out, its weight is that of every other."""
+
     name: Name | None = None
     weight: Annotated[float, real(ROUNDING, 1)] | None = None
-    factors: dict[str, Annotated[float, real(0.01, 100)]] = Field(default_factory=dict)
+    factors: Mapping[str, Annotated[float, real(0.01, 100)]] = field(default_factory=dict)
 
 
 def load_scenarios(path: str | Path, groups: Iterable[str]) -> list[GivenFactors]:

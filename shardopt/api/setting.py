@@ -23,6 +23,7 @@ from predictor.model.workload import Table, Workload
 from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
+from search.space.enumerate import listed_types
 from search.tune.knobs import Case
 from shardopt.api.cache import digest, versions
 from shardopt.api.request import Machine, check_number
@@ -190,15 +191,23 @@ def resolve(
 
 def with_dense_kernels(workload: Workload, device: str) -> Workload:
     """The workload whose tables of a width that FBGEMM's fused kernels refuse have the dense one,
-    where their constraints leave that open."""
+    where their constraints leave that open.
+
+    It is the offer of the runtime, not a constraint that the user could drop.
+    """
+
+    def offered(table: Table) -> tuple[tuple[ShardingType, ComputeKernel], ...]:
+        named = table.constraints.sharding_types or (ShardingType.DATA_PARALLEL,)
+        listed = listed_types(table, device)
+        return tuple((kind, ComputeKernel.DENSE) for kind in listed if kind in named)
+
     return replace(
         workload,
         tables=tuple(
-            replace(
-                table,
-                constraints=replace(table.constraints, compute_kernels=(ComputeKernel.DENSE,)),
-            )
-            if _needs_dense(table, device) and table.constraints.compute_kernels is None
+            replace(table, constraints=replace(table.constraints, offered=offered(table)))
+            if workload.training
+            and _needs_dense(table, device)
+            and table.constraints.compute_kernels is None
             else table
             for table in workload.tables
         ),
@@ -255,7 +264,8 @@ def _check_ranks(covered: Topology, plan: ShardingPlan, machine: Machine) -> Non
     which = f"cluster file {machine.cluster} has" if cluster else "machine has"
     raise InputError(
         f"the {which} {covered.world_size} ranks, but the plan places its shards on "
-        f"{plan.world_size}; leave the ranks to the plan, or plan again for {covered.world_size}",
+        f"{plan.world_size}; leave the ranks to the plan, or leave this plan out and search for "
+        f"{covered.world_size}",
         inputs=("cluster",) if cluster else ("gpus",),
     )
 
@@ -274,7 +284,7 @@ def _notes(workload: Workload, world_size: int, hardware: HardwareProfile) -> It
             "costs"
         )
     odd = [t for t in workload.tables if t.embedding_dim % FUSED_WIDTH]
-    if odd:
+    if odd and workload.training:
         names = listed(f"'{t.name}' (embedding_dim {t.embedding_dim})" for t in odd)
         yield (
             f"FBGEMM's fused kernels refuse tables whose width is no multiple of {FUSED_WIDTH}: "

@@ -1,22 +1,12 @@
-"""Collectives as TorchRec calls them, among ranks that arrive together, and the curves of a link.
-
-On the cores of one host all ranks work on memory until an agreed instant and then enter, as they do
-in an iteration; a rank that spins on the clock instead finds gloo several times slower at small
-sizes. A sample lasts from the last rank's entry until the last has left.
-
-GPUs, and hosts, have no clock in common. There ranks meet in a small all-reduce right before, and
-the sample is the shortest time that a rank measures for itself: that of the last to enter. A GPU
-goes through its flush, the meeting and the collective without its host.
+"""Points of collectives as TorchRec calls them, and the curves of a link.
 
 The reference kernels, which every bench run times too, lie before, between and after them.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -34,16 +24,10 @@ from shardopt.calibrate.fitting import (
     total,
 )
 from shardopt.calibrate.points import REFERENCE_KERNELS, Point, Size
-from shardopt.calibrate.rows import Measurement, row_of_samples
-from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, WARM_UP, Samples, Timer, timer_of
+from shardopt.calibrate.rows import Measurement
 
 SLOWEST_CALL_S = 0.15
 """Longest collective over a slow link; larger messages only take longer."""
-AHEAD_S = 4e-3
-"""Seconds of computing between agreement and entry: gloo's cost after work differs from its cost in
-a loop of collectives."""
-POINTS_PER_BLOCK = 8
-"""Points measured in turn, round by round, so that a busy moment disturbs all of them alike."""
 ISSUE = "issue"
 EDGES_MIB = (0.0, 0.015625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 """Default size bands: one edge every two octaves from 16 KiB to 1 GiB of bus bytes."""
@@ -99,176 +83,6 @@ def reference_points(ranks: int, at: str, **among: Any) -> list[Point]:
         Point("reference", {"at": at, "kernel": kernel, "ranks": ranks, **among})
         for kernel in REFERENCE_KERNELS
     ]
-
-
-# Measurement.
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Ranks that a collective joins.
-
-    Args:
-        group: torch's process group; None: all ranks.
-        one_clock: True if all ranks read the same clock.
-    """
-
-    timer: Timer
-    group: Any = None
-    one_clock: bool = True
-
-
-def measure_collectives(
-    points: Sequence[Point], device: Any, rounds: int, hosts: int, go_on: Callable[[], bool]
-) -> Iterator[Measurement]:
-    """Measure collectives among all ranks, and within hosts of several ranks.
-
-    Args:
-        hosts: number of hosts; the ranks lie on them evenly and one after the other.
-        go_on: True if there is time for more; called before each block, the same on every rank.
-    """
-    import torch.distributed as dist
-
-    timer = timer_of(device.type, BRIEF_FLUSH_BYTES)
-    cpu = device.type == "cpu"
-    between = [point for point in points if point.params.get("hosts", 1) == hosts]
-    within = [point for point in points if point not in between]
-    yield from _measure_blocks(between, Ranks(timer, None, cpu and hosts == 1), rounds, go_on)
-    if within:
-        group, _ = dist.new_subgroups(dist.get_world_size() // hosts)
-        yield from _measure_blocks(within, Ranks(timer, group, cpu), rounds, go_on)
-
-
-def _measure_blocks(
-    points: Sequence[Point], among: Ranks, rounds: int, go_on: Callable[[], bool]
-) -> Iterator[Measurement]:
-    """Measure rows block by block; collective over all ranks, which all get the same rows."""
-    for first in range(0, len(points), POINTS_PER_BLOCK):
-        if not go_on():
-            return
-        block = points[first : first + POINTS_PER_BLOCK]
-        calls = [_make_call(point, among) for point in block]
-        times: list[list[tuple[float, float]]] = [[] for _ in block]
-        for round_ in range(WARM_UP + rounds):
-            for i in range(len(calls)):
-                at = (i + round_) % len(calls)
-                entered_and_left = _time(calls[at], among, block[at].params["op"])
-                if round_ >= WARM_UP:
-                    times[at].append(entered_and_left)
-        for point, seconds in zip(block, _of_all_ranks(times, among), strict=True):
-            yield row_of_samples(point, Samples(tuple(seconds)))
-
-
-def _time(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, float]:
-    """Return the times at which this rank entered and left a collective.
-
-    It enters at 0 where ranks have no common clock, and for `ISSUE`, the host's own time.
-    """
-    import torch
-    import torch.distributed as dist
-
-    timer, group = among.timer, among.group
-    if op == ISSUE and not among.one_clock:
-        # the host's part of a call; the device has nothing else to do
-        timer.synchronize()
-        start = time.perf_counter()
-        call()
-        elapsed = time.perf_counter() - start
-        timer.synchronize()
-        return 0.0, elapsed
-    if not among.one_clock:
-        meeting = torch.ones(1, device=timer.device)
-        timer.flush()
-        dist.all_reduce(meeting, group=group)
-        return 0.0, timer.seconds(call)
-    # one clock for all processes of a host: CLOCK_MONOTONIC
-    until = torch.tensor([time.monotonic() + AHEAD_S], dtype=torch.float64)
-    dist.all_reduce(until, dist.ReduceOp.MAX, group=group)
-    instant = float(until)
-    while time.monotonic() < instant:
-        timer.flush()
-    entered = time.monotonic()
-    elapsed = timer.seconds(call)
-    return (0.0, elapsed) if op == ISSUE else (entered, entered + elapsed)
-
-
-def _of_all_ranks(times: list[list[tuple[float, float]]], among: Ranks) -> list[list[float]]:
-    """Return the seconds of each collective, ``[points, rounds]``.
-
-    They last from the last rank's entry until the last rank leaves. Without a common clock they are
-    the least time of a rank.
-    """
-    import torch
-    import torch.distributed as dist
-
-    table = torch.tensor(times, dtype=torch.float64, device=among.timer.device)
-    entered, exited = table[..., 0].contiguous(), table[..., 1].contiguous()
-    latest, least = dist.ReduceOp.MAX, dist.ReduceOp.MIN
-    dist.all_reduce(entered, latest, group=among.group)
-    dist.all_reduce(exited, latest if among.one_clock else least, group=among.group)
-    seconds: list[list[float]] = (exited - entered).tolist()
-    return seconds
-
-
-def _make_call(point: Point, among: Ranks) -> Callable[[], Any]:
-    """Prepare a collective; sizes follow nccl-tests, outputs are new tensors as in TorchRec."""
-    import torch
-    import torch.distributed as dist
-
-    device, group = among.timer.device, among.group
-    ranks = dist.get_world_size(group)
-    share = max(point.params["bytes"] // 4 // ranks, 1)
-    full, part = torch.ones(share * ranks, device=device), torch.ones(share, device=device)
-    pending: list[Any] = []
-
-    def issue() -> None:
-        # does not wait: the one before has long ended when the next is issued
-        while pending:
-            pending.pop().wait()
-        pending.append(dist.all_reduce(part, group=group, async_op=True))
-
-    calls: dict[str, Callable[[], Any]] = {
-        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(full), full, group=group),
-        "all_reduce": lambda: dist.all_reduce(full, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(
-            torch.empty_like(part), full, group=group
-        ),
-        "all_gather": lambda: dist.all_gather_into_tensor(
-            torch.empty_like(full), part, group=group
-        ),
-        ISSUE: issue,
-    }
-    return calls[point.params["op"]]
-
-
-class References:
-    """The kernels that every bench run times too.
-
-    They are built when the first is measured, collectively over all ranks.
-    """
-
-    def __init__(self, device: Any, size: Size) -> None:
-        self.device, self.size = device, size
-        self._reference: Any = None
-
-    def rows(self, points: Sequence[Point]) -> Iterator[Measurement]:
-        """Measure a row for each kernel, of all repeats of all ranks."""
-        import torch.distributed as dist
-
-        if self._reference is None:
-            from shardopt.measure.reference import Reference
-
-            self._reference = Reference(self.device, dist.get_rank())
-            # the first lookups of a process are slower than all later ones
-            self._reference.measure()
-        for _, kernels in groupby(points, key=lambda point: point.params["at"]):
-            mine = [self._reference.measure() for _ in range(self.size.reference_calls)]
-            ranks: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(ranks, mine)
-            for point in kernels:
-                name = point.params["kernel"]
-                repeats = (ms for rank in ranks for call in rank for ms in call[name])
-                yield row_of_samples(point, Samples(tuple(ms * 1e-3 for ms in repeats)))
 
 
 # Fit.

@@ -5,22 +5,13 @@ thread computes framework code: ops of the iteration graph times one cost, besid
 their floors. The rest of the iteration is the latency of its collectives: the time of other
 threads, their scheduling and the wires for a small message among ranks that arrive as in training.
 
-A sample is one iteration of one rank: its period, and the compute time of its main thread (on a CPU
-it includes the backward). Lookups and products of a real model displace the content of the caches:
-framework code runs slower after a lookup than after more framework code. On a CPU the caches are
-therefore flushed in between, and the flush is not counted.
-
 They give the overheads group. Why: decisions 0010 and 0021.
 """
 
 from __future__ import annotations
 
-import gc
 import math
-import random
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,7 +32,6 @@ from predictor.model.plan import (
 from predictor.model.plan_check import match_plan, row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from predictor.units import GIB, MIB
 from shardopt.calibrate import Group
 from shardopt.calibrate.fitting import (
     FEWEST,
@@ -52,7 +42,6 @@ from shardopt.calibrate.fitting import (
     non_negative,
 )
 from shardopt.calibrate.points import (
-    CalibrationSettings,
     Coordinates,
     Family,
     Point,
@@ -60,25 +49,17 @@ from shardopt.calibrate.points import (
     sobol_points,
     whole,
 )
-from shardopt.calibrate.rows import Measurement, key_of, row_of_samples
-from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CpuTimer, Samples, Timer
-from shardopt.ranks.realtime import Runtime, hasten_gloo
+from shardopt.calibrate.rows import key_of
 
 CPU_LOOPS = ("op",)
 GPU_LOOPS = ("op", "op_on_host", "round_trip", "sync")
 """See `measure_host`."""
 MIX, MIX_LAUNCHES = 5, 3
 """Small ops in a mix, and the number of them that launch a kernel on a GPU."""
-OPS_PER_SAMPLE = 200
-"""Small ops timed together: a single one is shorter than the clock can resolve."""
-TRIPS_PER_SAMPLE = 20
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 LAYERS, WIDTH = (2, 16), (16, 1024)
-CLOCK_BYTES, CLOCK_KERNELS = 4096, 40
-"""Bytes of a tiny kernel, and its number of runs; see `measure_clock`."""
 DEPTHS = (2, 32)
 """Numbers of tiny layers; the difference of their times is the host's time of the layers."""
-TINY_WIDTH, TINY_BATCH = 8, 8
 LAYER_KERNELS, LAYER_OPS = 6, 6 * HOST_OPS["op"] + 6 * HOST_OPS["view"]
 """Kernels and ops of a linear layer with its ReLU, forward and backward."""
 
@@ -99,12 +80,6 @@ PLANS = ("dp", "tw", "rw", "cw", "tw+rw", "tw+dp", "tw+rw+cw", "tw+rw+cw+dp")
 MANY = ("tw", "rw")
 PREFETCHED = ("tw", "tw+rw+dp")
 TABLES, MANY_TABLES = 8, 24
-CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
-BLOCK = 6
-"""Iterations a model in a round, after one that lines the ranks up."""
-WARM_UP_ROUNDS = 3
-FEWEST_ROUNDS = 3
-"""Fewest measured rounds of every model, also where the time is over."""
 LATENCIES: tuple[tuple[Op, ...], ...] = (
     ("all_to_all",),
     ("all_reduce",),
@@ -210,270 +185,17 @@ def _table_plan(kind: str, index: int, ranks: int) -> TablePlan:
     return TablePlan(SHARDING[kind], kernel, tuple(shards[kind]))
 
 
-# Measurement.
-
-
-def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure the mean host time of one repeat in a loop.
-
-    ``op``: a small op recorded for the backward, over a mix of five. ``op_on_host``: the same on
-    host tensors, with the same framework code and no launch. ``round_trip``: an op and waiting
-    until the device has done it. ``sync``: reading a value from an idle device.
-    """
-    import torch
-
-    loop = point.params["what"]
-    device = "cpu" if loop == "op_on_host" else timer.device
-    x = torch.ones(8, device=device, requires_grad=loop in ("op", "op_on_host"))
-
-    def trips() -> None:
-        for _ in range(TRIPS_PER_SAMPLE):
-            torch.add(x, 1.0)
-            timer.synchronize()
-
-    def reads() -> None:
-        for _ in range(TRIPS_PER_SAMPLE):
-            x[0].item()
-
-    calls: dict[str, tuple[int, Callable[[], object]]] = {
-        "op": (OPS_PER_SAMPLE, lambda: _mix(x)),
-        "op_on_host": (OPS_PER_SAMPLE, lambda: _mix(x)),
-        "round_trip": (TRIPS_PER_SAMPLE, trips),
-        "sync": (TRIPS_PER_SAMPLE, reads),
-    }
-    repeats, call = calls[loop]
-    clock = timer if timer.device == "cpu" else HostTimer(timer)
-    times = clock.samples(call, seconds).seconds
-    facts: dict[str, Any] = {}
-    if loop == "op" and timer.device == "cuda":
-        facts |= {"device": _device(), "threads": torch.get_num_threads()}
-    return [row_of_samples(point, Samples(tuple(t / repeats for t in times)), **facts)]
-
-
-def measure_clock(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure a tiny kernel between two events; its fact is the kernel's own time.
-
-    Events add some 2.4 us on an H200 (a kernel of 1.2 us measures 3.6). In a step the next kernel
-    starts meanwhile.
-    """
-    import torch
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    kind = timer.device.upper()
-    x = torch.ones(CLOCK_BYTES // 4, device=timer.device)
-    samples = timer.samples(lambda: torch.add(x, 1.0), seconds)
-    with profile(activities=[getattr(ProfilerActivity, kind)]) as recorded:
-        for _ in range(CLOCK_KERNELS):
-            torch.add(x, 1.0)
-        timer.synchronize()
-    # launches by the host are recorded as well
-    kernels = [
-        event.time_range.elapsed_us()
-        for event in recorded.events()
-        if event.device_type == getattr(DeviceType, kind)
-    ]
-    facts = {"kernel_us": round(statistics.median(kernels), 3)} if kernels else {}
-    return [row_of_samples(point, samples, **facts)]
-
-
-def _device() -> dict[str, float]:
-    """Return the properties of the current GPU; ``l2_mib`` is 0 if unknown."""
-    import torch
-
-    about = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {
-        "sms": about.multi_processor_count,
-        "memory_gib": round(about.total_memory / GIB, 2),
-        "l2_mib": getattr(about, "L2_cache_size", 0) / MIB,
-    }
-
-
-class HostTimer(CpuTimer):
-    """Timer of the host's work while the device runs behind it."""
-
-    def __init__(self, device: Timer) -> None:
-        super().__init__(flush_bytes=0)
-        self._device = device
-
-    def flush(self) -> None:
-        """Let the device finish, so that no full queue stops the host."""
-        self._device.synchronize()
-
-
-def _mix(x: Any) -> None:
-    import torch
-
-    for _ in range(OPS_PER_SAMPLE // MIX):
-        y = torch.add(x, 1.0)
-        z = torch.cat((y, y))
-        a, _ = torch.split(z, 8)
-        torch.relu(a)
-        a.view(2, 4)
-
-
-def measure_layers(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure forward and backward of linear layers with ReLU that compute next to nothing."""
-    import torch
-
-    layers: list[Any] = []
-    for _ in range(point.params["depth"]):
-        layers += [torch.nn.Linear(TINY_WIDTH, TINY_WIDTH), torch.nn.ReLU()]
-    model = torch.nn.Sequential(*layers).to(timer.device)
-    x = torch.ones(TINY_BATCH, TINY_WIDTH, device=timer.device, requires_grad=True)
-
-    def step() -> None:
-        for parameter in model.parameters():
-            parameter.grad = None
-        model(x).sum().backward()
-
-    return [row_of_samples(point, timer.samples(step, seconds))]
-
-
-def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure an optimizer step of square layers; facts: number of tensors and of elements."""
-    import torch
-
-    from shardopt.torchrec.capture.step import DENSE_OPTIMIZERS
-
-    width = point.params["width"]
-    shapes = [(width, width), (width,)] * point.params["layers"]
-    weights = [torch.nn.Parameter(torch.ones(shape, device=timer.device)) for shape in shapes]
-    for weight in weights:
-        weight.grad = torch.full_like(weight, 1e-3)
-    optimizer = DENSE_OPTIMIZERS[point.params["op"]](weights, lr=0.01)
-    elements = sum(weight.numel() for weight in weights)
-    samples = timer.samples(optimizer.step, seconds)
-    return [row_of_samples(point, samples, tensors=len(weights), elements=elements)]
-
-
 FAMILIES = (
-    Family(
-        "clock",
-        measure_clock,
-        (Group.EMBEDDING, Group.GEMM),
-        gpu=lambda *_: [Point("clock", {})],
-    ),
+    Family("clock", (Group.EMBEDDING, Group.GEMM), gpu=lambda *_: [Point("clock", {})]),
     Family(
         "host",
-        measure_host,
         (Group.HOST,),
         cpu=lambda _: _loops(CPU_LOOPS),
         gpu=lambda *_: _loops(GPU_LOOPS),
     ),
-    Family(
-        "layers",
-        measure_layers,
-        cpu=lambda _: [Point("layers", {"depth": depth}) for depth in DEPTHS],
-    ),
-    Family("optimizer", measure_optimizer, cpu=_step_points),
+    Family("layers", cpu=lambda _: [Point("layers", {"depth": depth}) for depth in DEPTHS]),
+    Family("optimizer", cpu=_step_points),
 )
-
-
-def measure_iterations(
-    points: Sequence[Point],
-    device: Any,
-    settings: CalibrationSettings,
-    go_on: Callable[[], bool] = lambda: True,
-    later: bool = False,
-) -> Iterator[Measurement]:
-    """Measure rows ``wall`` and ``cpu`` of every point; collective over all ranks.
-
-    Models alternate in one process group.
-
-    Args:
-        go_on: True if there is time for another round; the same on every rank.
-        later: without time for the fewest rounds give no rows; False: measure them anyway.
-    """
-    import torch.distributed as dist
-
-    from shardopt.training.batch import batch_ring
-    from shardopt.training.loop import Training
-
-    trainings = []
-    for point in points:
-        if later and not go_on():
-            return
-        workload, plan = near_empty(point.params)
-        ring = batch_ring(workload, rank=dist.get_rank(), pin=device.type == "cuda")
-        trainings.append(Training(workload, plan, device, ring))
-    flush = _Flush(CpuTimer(BRIEF_FLUSH_BYTES))
-    if device.type == "cpu":
-        # the host of a GPU runs nothing but framework code
-        for training in trainings:
-            flush.between(training.model)
-    if settings.runtime is Runtime.TUNED:
-        hasten_gloo()
-        gc.collect()
-        gc.freeze()
-    spent: list[list[Array]] = [[] for _ in points]
-    for round_ in range(WARM_UP_ROUNDS + settings.size.iteration_rounds):
-        enough = round_ >= WARM_UP_ROUNDS + FEWEST_ROUNDS
-        if (enough or later) and not go_on():
-            if not enough:
-                return
-            break
-        gc.collect()
-        order = list(range(len(points)))
-        # the same on every rank
-        random.Random(round_).shuffle(order)
-        for i in order:
-            times = _block(trainings[i], device, flush)
-            if round_ >= WARM_UP_ROUNDS:
-                spent[i].append(times)
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, spent)
-    for i, point in enumerate(points):
-        facts = {"types": len(point.params["plan"].split("+")), "block": BLOCK}
-        seconds = np.concatenate([block for rank in ranks for block in rank[i]])
-        for clock, samples in zip(CLOCKS, seconds.T.tolist(), strict=True):
-            yield row_of_samples(point, Samples(tuple(samples)), clock, **facts)
-
-
-def _now() -> Array:
-    return np.array([clock() for clock in CLOCKS.values()])
-
-
-class _Flush:
-    """Hook that empties the caches in the middle of an iteration and sums the time of this."""
-
-    def __init__(self, timer: CpuTimer) -> None:
-        self.timer = timer
-        self.spent = np.zeros(len(CLOCKS))
-
-    def between(self, model: Any) -> None:
-        """Flush before and after the lookups, and between both backwards."""
-        model.register_forward_pre_hook(self._run)
-        model.top.register_forward_pre_hook(self._run)
-        model.top.register_full_backward_hook(self._run)
-
-    def _run(self, *_: object) -> None:
-        before = _now()
-        self.timer.flush()
-        self.spent += _now() - before
-
-
-def _block(training: Any, device: Any, flush: _Flush) -> Array:
-    """Time a block of iterations without barriers, ``[iterations, clocks]``, less the flushes.
-
-    The first iteration is left out: ranks enter it together, and later ones from the one before. A
-    GPU runs behind the host, so that only a whole block can be timed.
-    """
-    import torch
-    import torch.distributed as dist
-
-    dist.barrier()
-    training.step()
-    marks = [_now() - flush.spent]
-    each = BLOCK if device.type == "cuda" else 1
-    for i in range(BLOCK):
-        training.step()
-        if (i + 1) % each:
-            continue
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        marks.append(_now() - flush.spent)
-    return np.diff(marks, axis=0) / each
 
 
 # Fit of CPU ranks.

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,7 @@ import numpy as np
 from predictor import units
 from predictor.cost.lookup.shard import state_row_bytes
 from predictor.hardware.schema import CpuEmbedding
-from predictor.model.plan import ComputeKernel
-from predictor.model.workload import DATA_TYPE_BYTES, Optimizer, Workload
+from predictor.model.workload import DATA_TYPE_BYTES, Workload
 from shardopt.calibrate import Group
 from shardopt.calibrate.fitting import (
     FEWEST_PER_CONSTANT,
@@ -45,8 +42,7 @@ from shardopt.calibrate.points import (
     sobol_points,
     whole,
 )
-from shardopt.calibrate.rows import PASSES, Measurement, rows_of_passes, times_ms
-from shardopt.measure.sampling import Timer, sample_passes, sample_stages
+from shardopt.calibrate.rows import PASSES, Measurement, times_ms
 
 DIMS, MOST_ALPHA, TABLES = (8, 16, 32, 64, 128, 256), 1.25, (1, 12)
 """Widths of tables, largest Zipf exponent, tables a TBE."""
@@ -91,14 +87,6 @@ UVM_SHARE = 1 / 16
 GPUs."""
 UVM_EVERY, FEWEST_UVM = 5, 5
 """Launches from device memory for each one over the link or with a cache; fewest of these."""
-
-BATCHES = 4
-"""Distinct batches in turn: the rows of a single batch would stay in the caches."""
-LEARNING_RATE = 0.01
-WARM_CACHE = 4
-"""Distinct rows looked up before a cache counts as warm, as a multiple of its rows."""
-MOST_WARMING = 400
-"""Most batches to warm a cache."""
 
 PAGE_KIB = (4.0, 16.0, 64.0)
 TLB_MIB = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -259,302 +247,26 @@ def model_points(model: Workload, ranks: int) -> list[Point]:
     ]
 
 
-# Measurement.
-
-
-def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure rows ``forward`` and ``backward`` of one TBE.
-
-    Their facts are per table ``[rows, dim, bags, ids, distinct rows]``, means over the batches.
-    """
-    launch = Launch(point.params, timer.device)
-    return _measure_passes(
-        point, launch, timer, seconds, lambda output: output.backward(launch.gradient)
-    )
-
-
-def measure_dense_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure a TBE whose backward makes a dense gradient and no step."""
-    import torch
-
-    launch = Launch({**point.params, "kernel": ComputeKernel.DENSE}, timer.device)
-
-    def backward(output: Any) -> Any:
-        # not .backward(), which would add to the gradient of the sample before
-        return torch.autograd.grad(output, launch.tbe.weights, launch.gradient)
-
-    return _measure_passes(point, launch, timer, seconds, backward)
-
-
-def measure_unpooled_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure a TBE that gives a row for each id; its tables have one width."""
-    import torch
-
-    launch = Launch(point.params, timer.device)
-    most = max(len(arguments[0]) for arguments, _ in launch.ring)
-    gradient = torch.full((most, point.params["tables"][0]["dim"]), 1e-3, device=timer.device)
-    return _measure_passes(
-        point, launch, timer, seconds, lambda output: output.backward(gradient[: len(output)])
-    )
-
-
-def _measure_passes(
-    point: Point, launch: Launch, timer: Timer, seconds: float, run_backward: Callable[[Any], Any]
-) -> list[Measurement]:
-    batches = [arguments for arguments, _ in launch.ring]
-    spent = sample_passes(timer, lambda i: launch.tbe(*batches[i % BATCHES]), run_backward, seconds)
-    return rows_of_passes(point, spent, tables=launch.facts)
-
-
-def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure rows ``prefetch``, ``forward`` and ``backward`` of one TBE with a cache.
-
-    Every repeat looks up a new batch, after batches that fill the cache several times: a ring of
-    few batches would lie in the cache as a whole, and fetch nothing.
-    """
-    launch = Launch(point.params, timer.device)
-    cached_rows = point.params["cache_load_factor"] * sum(table[0] for table in launch.facts)
-    warming = WARM_CACHE * cached_rows / max(sum(table[4] for table in launch.facts), 1.0)
-
-    def prefetch(_: int, arguments: Any) -> Any:
-        launch.tbe.prefetch(*arguments[:2])
-        return arguments
-
-    stages: tuple[Callable[[int, Any], Any], ...] = (
-        lambda _, __: launch.draw()[0],
-        prefetch,
-        lambda _, arguments: launch.tbe(*arguments),
-        lambda _, output: output.backward(launch.gradient),
-    )
-    for i in range(min(math.ceil(warming), MOST_WARMING)):
-        value: Any = None
-        for stage in stages:
-            value = stage(i, value)
-    return rows_of_passes(point, sample_stages(timer, stages, seconds)[1:], tables=launch.facts)
-
-
-def measure_model_lookup(
-    point: Point, timer: Timer, seconds: float, model: Workload | None = None
-) -> list[Measurement]:
-    """Measure rows ``forward`` and ``backward`` of one table for the samples of all ranks.
-
-    The facts are those of a lookup with one table, and the other inputs of the kernel model.
-    """
-    import torch
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
-
-    from shardopt.training.batch import batch_ring
-
-    assert model is not None, "points of a model are measured with it"
-    table = model.tables[model.keys.index(point.params["table"])]
-    samples = point.params["batch_size"] * point.params["ranks"]
-    only = replace(model, tables=(table,), batch_size=samples)
-    ring = [batch.sparse[table.module] for batch in batch_ring(only, size=BATCHES)]
-    inputs = []
-    for sparse in ring:
-        moved = sparse.to(timer.device)
-        weights = moved.weights_or_none()
-        inputs.append((moved.values(), moved.offsets(), *(() if weights is None else (weights,))))
-    # TorchRec makes its SGD the exact one
-    plain_sgd = table.optimizer == Optimizer.SGD
-    optimizer = str(Optimizer.EXACT_SGD if plain_sgd else table.optimizer)
-    tbe = make_tbe(
-        [(table.num_embeddings, table.embedding_dim)],
-        timer.device,
-        optimizer,
-        table.data_type,
-        feature_table_map=[0] * len(table.features),
-        pooling_mode=PoolingMode[table.pooling.upper()],
-    )
-    gradients = [torch.full_like(tbe(*arguments), 1e-3) for arguments in inputs]
-
-    def forward(repeat: int) -> Any:
-        i = repeat % BATCHES
-        return tbe(*inputs[i]), gradients[i]
-
-    spent = sample_passes(timer, forward, lambda output: output[0].backward(output[1]), seconds)
-    ids = float(np.mean([sparse.values().numel() for sparse in ring]))
-    distinct = float(np.mean([len(np.unique(sparse.values().numpy())) for sparse in ring]))
-    bags = samples * len(table.features)
-    return rows_of_passes(
-        point,
-        spent,
-        tables=[[table.num_embeddings, table.embedding_dim, bags, ids, distinct]],
-        dtype=table.data_type,
-        optimizer=optimizer,
-        weighted=table.weighted,
-        pooled=table.is_pooled,
-        mean=table.pooling == "mean",
-    )
-
-
 FAMILIES = (
     Family(
         "lookup",
-        measure_lookup,
         (Group.EMBEDDING,),
         cpu=lambda size: lookup_points(size.lookups),
         gpu=gpu_lookup_points,
     ),
-    Family("lookup_variant", measure_lookup, cpu=lambda size: variant_points(size.variants)),
+    Family("lookup_variant", cpu=lambda size: variant_points(size.variants)),
     Family(
         "lookup_dense",
-        measure_dense_lookup,
         (Group.EMBEDDING,),
         cpu=lambda size: sobol_points("lookup_dense", 2 * size.ops, 6, _dense),
     ),
     Family(
         "lookup_unpooled",
-        measure_unpooled_lookup,
         cpu=lambda size: sobol_points("lookup_unpooled", 2 * size.ops, 6, _unpooled),
     ),
-    Family("lookup_cached", measure_cached, (Group.EMBEDDING,), gpu=cached_points),
-    Family("model_lookup", measure_model_lookup, (Group.EMBEDDING,)),
+    Family("lookup_cached", (Group.EMBEDDING,), gpu=cached_points),
+    Family("model_lookup", (Group.EMBEDDING,)),
 )
-
-
-class Launch:
-    """The TBE of a point, and batches for it."""
-
-    def __init__(self, params: dict[str, Any], device: str) -> None:
-        import torch
-
-        self.params, self.device = params, device
-        self.generator = torch.Generator(device).manual_seed(0)
-        self._draws = [_ids_of(table, self.generator) for table in params["tables"]]
-        options: dict[str, Any] = {}
-        if "cache_load_factor" in params:
-            options["cache_load_factor"] = params["cache_load_factor"]
-        if not params.get("pooled", True):
-            from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
-
-            options["pooling_mode"] = PoolingMode.NONE
-        self.tbe = make_tbe(
-            [(table["rows"], table["dim"]) for table in params["tables"]],
-            device,
-            params.get("optimizer", OPTIMIZER),
-            params.get("dtype", DTYPE),
-            params.get("kernel", ComputeKernel.FUSED),
-            **options,
-        )
-
-    @cached_property
-    def gradient(self) -> Any:
-        """Gradient of the pooled outputs of all tables."""
-        import torch
-
-        width = sum(table["dim"] for table in self.params["tables"])
-        return torch.full((self.params["batch"], width), 1e-3, device=self.device)
-
-    @cached_property
-    def ring(self) -> list[tuple[tuple[Any, ...], list[tuple[int, int]]]]:
-        """`BATCHES` batches of `draw`."""
-        return [self.draw() for _ in range(BATCHES)]
-
-    @cached_property
-    def facts(self) -> list[list[float]]:
-        """Rows, dim, bags, and ids and distinct rows counted in the ring, ``[tables, 5]``."""
-        means = np.mean([counts for _, counts in self.ring], axis=0)
-        return [
-            [table["rows"], table["dim"], self.params["batch"], *mean.tolist()]
-            for table, mean in zip(self.params["tables"], means, strict=True)
-        ]
-
-    def draw(self) -> tuple[tuple[Any, ...], list[tuple[int, int]]]:
-        """Draw one more batch.
-
-        Returns:
-            Ids, offsets and, if ids are weighted, weights; and ids and distinct rows of each table.
-        """
-        import torch
-
-        drawn = [draw(self.params["batch"]) for draw in self._draws]
-        ids = torch.cat([ids for ids, _ in drawn])
-        offsets = torch.cat([ids.new_zeros(1), torch.cat([n for _, n in drawn]).cumsum(0)])
-        weights = (torch.full_like(ids, 0.5, dtype=torch.float32),)
-        return (
-            (ids, offsets, *(weights if self.params.get("weighted", False) else ())),
-            [(ids.numel(), int(torch.unique(ids).numel())) for ids, _ in drawn],
-        )
-
-
-def _ids_of(params: dict[str, Any], generator: Any) -> Callable[[int], tuple[Any, Any]]:
-    """Return a function that draws ids and lengths of a number of bags of a table.
-
-    Each bag has floor or ceil of the pooling factor.
-    """
-    import torch
-
-    device, rows = generator.device, params["rows"]
-    least = int(params["pooling"])
-    if params["alpha"] > 0:
-        ranks = torch.arange(1, rows + 1, dtype=torch.float64, device=device)
-        upto = (ranks ** -params["alpha"]).cumsum(0)
-        # the same popular rows in every batch, spread over the table
-        place = torch.randperm(
-            rows, generator=torch.Generator(device).manual_seed(rows), device=device
-        )
-
-    def draw(bags: int) -> tuple[Any, Any]:
-        more = torch.rand(bags, generator=generator, device=device)
-        lengths = least + (more < params["pooling"] - least).long()
-        count = int(lengths.sum())
-        if params["alpha"] == 0:
-            return torch.randint(rows, (count,), generator=generator, device=device), lengths
-        at = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
-        return place[torch.searchsorted(upto, at * upto[-1]).clamp(max=rows - 1)], lengths
-
-    return draw
-
-
-def make_tbe(
-    shapes: list[tuple[int, int]],
-    device: str,
-    optimizer: str,
-    dtype: str = DTYPE,
-    kernel: str = ComputeKernel.FUSED,
-    **options: Any,
-) -> Any:
-    """Make a TBE of tables with these rows and widths.
-
-    Args:
-        options: further arguments of FBGEMM's class.
-    """
-    import torch
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        DenseTableBatchedEmbeddingBagsCodegen,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
-    cuda = device == "cuda"
-    if kernel == ComputeKernel.DENSE:
-        dense = DenseTableBatchedEmbeddingBagsCodegen(
-            shapes, weights_precision=SparseType(dtype), use_cpu=not cuda
-        )
-        dense.weights.data.fill_(0.01)
-        return dense
-    on_gpu = {
-        ComputeKernel.FUSED: EmbeddingLocation.DEVICE,
-        ComputeKernel.FUSED_UVM: EmbeddingLocation.MANAGED,
-        ComputeKernel.FUSED_UVM_CACHING: EmbeddingLocation.MANAGED_CACHING,
-    }
-    where = on_gpu[ComputeKernel(kernel)] if cuda else EmbeddingLocation.HOST
-    compute = ComputeDevice.CUDA if cuda else ComputeDevice.CPU
-    tbe = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, dim, where, compute) for rows, dim in shapes],
-        optimizer=EmbOptimType(optimizer),
-        learning_rate=LEARNING_RATE,
-        weights_precision=SparseType(dtype),
-        device=torch.device(device),
-        **options,
-    )
-    # unwritten pages all map to one page of zeros, which is cheap to read
-    for weights in tbe.split_embedding_weights():
-        weights.fill_(0.01)
-    return tbe
 
 
 # Fit of CPU ranks.

@@ -6,7 +6,7 @@ They determine the memory and elementwise groups. A CPU has one bandwidth for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from predictor import units
 from predictor.cost.elementwise import copy_h2d_ms, memory_ms
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.torchrec.sparse import COPY_PASSES
-from predictor.model.workload import INDEX_BYTES, DenseArch, Feature, Table, Workload
+from predictor.model.workload import INDEX_BYTES
 from predictor.units import MIB
 from shardopt.calibrate.fitting import (
     FEWEST,
@@ -44,8 +44,7 @@ from shardopt.calibrate.points import (
     sobol_points,
     whole,
 )
-from shardopt.calibrate.rows import PASSES, Measurement, row_of_samples, rows_of_passes, times_ms
-from shardopt.measure.sampling import Timer, sample_gradients
+from shardopt.calibrate.rows import PASSES, Measurement, times_ms
 
 ELEMENTWISE_OPS = ("clone", "relu", "add", "cat")
 GPU_OCTAVES = 3
@@ -55,7 +54,7 @@ STREAMED_MIB = (384, 512, 640, 768, 896, 1024)
 """Sizes of memory read once: several times any L2."""
 BATCH = (64, 4096)
 """Samples of a rank."""
-MAX_IDS, ROWS = 200_000, 100_000
+MAX_IDS = 200_000
 WIDTHS = (8, 16, 32, 64, 128, 256)
 MAX_POOLED, MAX_JOINED = 2**23, 2**21
 """Floats of the pooled embeddings of a rank, and of what is concatenated."""
@@ -78,7 +77,6 @@ FORMS = ("whole", "sliced", "turned")
 JOINED_BYTES = 8
 BUCKET_PASSES = 4
 """Passes over ids: they are read and written twice, as in the iteration graph."""
-LONG_BYTES, FLOAT_BYTES = 8, 4
 HBM = FreeConstant("memory", "hbm_gb_s", 1.0, 1e6)
 DDR = FreeConstant("memory", "ddr_gb_s", 0.5, 1e6)
 MOVES = (
@@ -165,137 +163,14 @@ def _joined(form: str, u: Coordinates, _: int) -> dict[str, Any]:
     return {"form": form, "pieces": pieces, "rows": rows, "width": width}
 
 
-# Measurement.
-
-
-def measure_elementwise(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure a memory-bound kernel; its fact is the bytes read and written."""
-    import torch
-
-    size = point.params["bytes"]
-    x = torch.ones(size // 4, device=timer.device)
-    y = torch.ones_like(x)
-    halves = list(x.split((size // 8, size // 4 - size // 8)))
-    calls: dict[str, tuple[int, Callable[[], Any]]] = {
-        "clone": (2, x.clone),
-        "relu": (2, lambda: torch.relu(x)),
-        "add": (3, lambda: torch.add(x, y)),
-        "cat": (2, lambda: torch.cat(halves)),
-    }
-    passes, call = calls[point.params["op"]]
-    return [row_of_samples(point, timer.samples(call, seconds), bytes_moved=passes * size)]
-
-
-def measure_streaming(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure a kernel that reads memory once and writes next to nothing."""
-    import torch
-
-    x = torch.ones(point.params["bytes"] // 4, device=timer.device)
-    return [row_of_samples(point, timer.samples(x.sum, seconds))]
-
-
-def measure_copy_h2d(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure a copy from page-locked host memory to the device."""
-    import torch
-
-    there = torch.empty(point.params["bytes"] // 4, device=timer.device)
-    here = torch.ones(there.shape, pin_memory=timer.device == "cuda")
-    samples = timer.samples(lambda: there.copy_(here, non_blocking=True), seconds)
-    return [row_of_samples(point, samples)]
-
-
-def measure_jagged(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure the bucketizing of a KeyedJaggedTensor's ids for row-wise shards.
-
-    Facts: features, bags, ids, and the bytes of one pass over them.
-    """
-    import torch
-
-    from shardopt.training.batch import synthetic_batch
-
-    p = point.params
-    tables = tuple(
-        Table(f"t{i}", ROWS, FLOAT_BYTES, (Feature(f"f{i}", p["pooling"]),))
-        for i in range(p["features"])
-    )
-    workload = Workload("jagged", p["batch"], tables, DenseArch(1, (1,), (1,)))
-    sparse = synthetic_batch(workload).sparse[tables[0].module].to(timer.device)
-    values, lengths = sparse.values(), sparse.lengths()
-    blocks = torch.full((len(tables),), -(-ROWS // p["buckets"]), device=timer.device)
-
-    def bucketize() -> Any:
-        return torch.ops.fbgemm.block_bucketize_sparse_features(
-            lengths,
-            values,
-            bucketize_pos=False,
-            sequence=False,
-            block_sizes=blocks,
-            my_size=p["buckets"],
-            weights=None,
-            max_B=-1,
-        )
-
-    facts = {
-        "features": len(tables),
-        "bags": lengths.numel(),
-        "ids": values.numel(),
-        "bytes": LONG_BYTES * (lengths.numel() + values.numel()),
-    }
-    return [row_of_samples(point, timer.samples(bucketize, seconds), **facts)]
-
-
-def measure_pooled(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure concatenation or split of pooled embeddings; facts: pieces, and bytes of all."""
-    import torch
-
-    dims, batch = point.params["dims"], point.params["batch"]
-    whole = torch.ones(batch, sum(dims), device=timer.device, requires_grad=True)
-    pieces = [torch.ones(batch, dim, device=timer.device, requires_grad=True) for dim in dims]
-    forward, inputs = {
-        "cat": (lambda: torch.cat(pieces, dim=1), pieces),
-        "split": (lambda: torch.split(whole, dims, dim=1), [whole]),
-    }[point.params["op"]]
-    spent = sample_gradients(timer, forward, inputs, seconds)
-    return rows_of_passes(point, spent, pieces=len(dims), bytes=FLOAT_BYTES * whole.numel())
-
-
-def measure_function(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure an elementwise function and its gradient."""
-    import torch
-    from torch.nn import functional
-
-    op, elements = point.params["op"], point.params["elements"]
-    x = torch.linspace(-3.0, 3.0, elements, device=timer.device)
-    x = x.view(-1, SOFTMAX_WIDTH).clone().requires_grad_()
-    options = {"dim": -1} if op == "softmax" else {}
-    call = getattr(functional, op)
-    return rows_of_passes(point, sample_gradients(timer, lambda: call(x, **options), [x], seconds))
-
-
-def measure_concatenation(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure the concatenation of matrices along their last dimension."""
-    import torch
-
-    p = point.params
-    pieces, rows, width = p["pieces"], p["rows"], p["width"]
-    parts = {
-        "whole": lambda: [torch.ones(rows, width, device=timer.device) for _ in range(pieces)],
-        "turned": lambda: [torch.ones(width, rows, device=timer.device).t() for _ in range(pieces)],
-        "sliced": lambda: torch.ones(rows, (pieces + 1) * width, device=timer.device).split(
-            width, 1
-        )[:pieces],
-    }[p["form"]]()
-    return [row_of_samples(point, timer.samples(lambda: torch.cat(parts, dim=1), seconds))]
-
-
 FAMILIES = (
-    Family("streaming", measure_streaming, gpu=_streaming_points),
-    Family("elementwise", measure_elementwise, cpu=elementwise_points, gpu=elementwise_points),
-    Family("copy_h2d", measure_copy_h2d, gpu=_copy_points),
-    Family("jagged", measure_jagged, cpu=lambda size: sobol_points("jagged", size.ops, 4, _jagged)),
-    Family("pooled", measure_pooled, cpu=_pooled_points),
-    Family("function", measure_function, cpu=_function_points),
-    Family("concatenation", measure_concatenation, cpu=_concatenation_points),
+    Family("streaming", gpu=_streaming_points),
+    Family("elementwise", cpu=elementwise_points, gpu=elementwise_points),
+    Family("copy_h2d", gpu=_copy_points),
+    Family("jagged", cpu=lambda size: sobol_points("jagged", size.ops, 4, _jagged)),
+    Family("pooled", cpu=_pooled_points),
+    Family("function", cpu=_function_points),
+    Family("concatenation", cpu=_concatenation_points),
 )
 
 

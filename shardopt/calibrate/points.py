@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,6 @@ from predictor.model.workload import Workload
 from shardopt.calibrate import Group
 from shardopt.ranks.hosts import Link
 from shardopt.ranks.realtime import Runtime
-
-if TYPE_CHECKING:
-    from shardopt.calibrate.rows import Measurement
-    from shardopt.measure.sampling import Timer
 
 TEST_EVERY = 5
 REFERENCE_KERNELS = ("lookup_forward", "lookup_backward", "gemm", "all_to_all")
@@ -118,17 +114,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Family:
-    """Declaration of a family of points that one rank measures.
+    """Declaration of a family of points that one rank measures; `kernels` runs them.
 
     Args:
-        measure: times a point for about so many seconds; returns a row for each of its parts.
         groups: groups of constants that need its rows.
         cpu: points of a core.
         gpu: points of a GPU, within its memory.
     """
 
     name: str
-    measure: Callable[[Point, Timer, float], list[Measurement]]
     groups: tuple[Group, ...] = ()
     cpu: Callable[[Size], list[Point]] = lambda size: []
     gpu: Callable[[Size, Device], list[Point]] = lambda size, device: []

@@ -6,7 +6,7 @@ They determine the gemm group, and the cost of picking pairs in an interaction.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,8 +58,7 @@ from shardopt.calibrate.points import (
     sobol_points,
     whole,
 )
-from shardopt.calibrate.rows import PASSES, Measurement, row_of_samples, rows_of_passes, times_ms
-from shardopt.measure.sampling import Timer, sample_gradients
+from shardopt.calibrate.rows import PASSES, Measurement, times_ms
 
 CPU_SIZES = ((256, 8192), (1, 1024), (13, 2048))
 GPU_SIZES = ((256, 65_536), (1, 4096), (13, 4096))
@@ -67,7 +66,6 @@ GPU_SIZES = ((256, 65_536), (1, 4096), (13, 4096))
 MAX_CPU_FLOP, MAX_GPU_FLOP = 8e9, 1e12
 CPU_DTYPES = ("fp32", "fp32", "bf16")
 GPU_DTYPES = ("fp32", "tf32", "fp16", "bf16")
-TORCH_DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LAYOUTS = ("nn", "nt", "tn")
 """Layouts of forward and backward."""
 MAX_DOTS = 2**22
@@ -78,8 +76,6 @@ MAX_BATCHED_MACS = 1e8
 BATCH_LAYOUTS = (*LAYOUTS, "outer")
 TILES = ((8, 16), (16, 16), (16, 32), (32, 32), (64, 32), (64, 64))
 """Register and cache blocks of CPU libraries: sizes are rounded up to them."""
-ROWS_PER_FIT = 900
-"""Most rows of a fit of five constants; the sample is drawn with a fixed seed."""
 FREE = (
     FreeConstant("gemm", "prologue_k", 1.0, 2000.0),
     FreeConstant("gemm", "floor_us", 0.2, 50.0),
@@ -192,97 +188,16 @@ def _attention(u: Coordinates, _: int) -> dict[str, int]:
     return {"batch": batch, "heads": heads, "length": length, "width": width}
 
 
-# Measurement.
-
-
-def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure ``[m, k] @ [k, n]``, laid out as in a linear layer's forward or backward."""
-    import torch
-
-    a, b = _operands(point.params, (), timer.device)
-    # tf32: a GPU's lower precision of fp32 products, on request
-    narrow = point.params["dtype"] == "tf32"
-    torch.set_float32_matmul_precision("high" if narrow else "highest")
-    samples = timer.samples(lambda: torch.mm(a, b), seconds)
-    torch.set_float32_matmul_precision("highest")
-    return [row_of_samples(point, samples)]
-
-
-def measure_product(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure ``count`` products ``[m, k] @ [k, n]``."""
-    import torch
-
-    a, b = _operands(point.params, (point.params["count"],), timer.device)
-    return [row_of_samples(point, timer.samples(lambda: torch.bmm(a, b), seconds))]
-
-
-def _operands(p: Mapping[str, Any], batch: tuple[int, ...], device: str) -> tuple[Any, Any]:
-    """Make both operands of a product, transposed in memory as the layout says."""
-    import torch
-
-    dtype = getattr(torch, TORCH_DTYPES[p.get("dtype", "fp32")])
-
-    def operand(rows: int, columns: int, turned: bool) -> Any:
-        shape = (columns, rows) if turned else (rows, columns)
-        values = torch.randn((*batch, *shape), device=device).to(dtype)
-        return values.transpose(-1, -2) if turned else values
-
-    m, n, k, layout = p["m"], p["n"], p["k"], p["layout"]
-    return operand(m, k, layout == "tn"), operand(k, n, layout == "nt")
-
-
-def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure the dot products of all pairs: the batched product alone, or the whole layer."""
-    import torch
-
-    from shardopt.training.model import Dot
-
-    p = point.params
-    batch, vectors, dim = p["batch"], p["vectors"], p["dim"]
-    stacked = torch.ones(batch, vectors, dim, device=timer.device, requires_grad=True)
-    single = [
-        torch.ones(batch, dim, device=timer.device, requires_grad=True) for _ in range(vectors)
-    ]
-    width = dim + vectors * (vectors - 1) // 2
-    dot = Dot(vectors, torch.device(timer.device), "index", width)
-    forward, inputs = {
-        "bmm": (lambda: torch.bmm(stacked, stacked.transpose(1, 2)), [stacked]),
-        "dot": (lambda: dot(single), single),
-    }[p["op"]]
-    return rows_of_passes(point, sample_gradients(timer, forward, inputs, seconds))
-
-
-def measure_attention(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure `scaled_dot_product_attention` with a causal mask, as over a history."""
-    import torch
-    from torch.nn import functional
-
-    p = point.params
-    shape = (p["batch"], p["heads"], p["length"], p["width"])
-    inputs = [torch.full(shape, 0.1, device=timer.device, requires_grad=True) for _ in range(3)]
-    future = torch.full((p["length"], p["length"]), float("-inf"), device=timer.device).triu(1)
-
-    def forward() -> Any:
-        return functional.scaled_dot_product_attention(*inputs, attn_mask=future)
-
-    return rows_of_passes(point, sample_gradients(timer, forward, inputs, seconds))
-
-
 FAMILIES = (
     Family(
         "gemm",
-        measure_gemm,
         (Group.GEMM,),
         cpu=lambda size: sobol_points("gemm", size.gemms, 3, _cpu_gemm),
         gpu=lambda size, _: sobol_points("gemm", 2 * size.gemms, 5, _gpu_gemm),
     ),
-    Family("interaction", measure_interaction, cpu=interaction_points),
-    Family("product", measure_product, cpu=lambda size: batch_points(size.ops)),
-    Family(
-        "attention",
-        measure_attention,
-        cpu=lambda size: sobol_points("attention", size.ops, 4, _attention),
-    ),
+    Family("interaction", cpu=interaction_points),
+    Family("product", cpu=lambda size: batch_points(size.ops)),
+    Family("attention", cpu=lambda size: sobol_points("attention", size.ops, 4, _attention)),
 )
 
 
@@ -308,14 +223,6 @@ class GemmRows:
     def fastest_tflops(self) -> float:
         return float((2.0 * self.m * self.n * self.k / self.time_ms).max() * 1e-9)
 
-    def sample(self) -> GemmRows:
-        """Return at most `ROWS_PER_FIT` of the rows, always the same ones."""
-        size = len(self.m)
-        if size <= ROWS_PER_FIT:
-            return self
-        chosen = np.random.default_rng(0).choice(size, ROWS_PER_FIT, replace=False)
-        return GemmRows(self.m[chosen], self.n[chosen], self.k[chosen], self.time_ms[chosen])
-
 
 def predict_ms(gemm: Gemm, sms: int, hbm: float, rows: GemmRows, dtype: str = "fp32") -> Array:
     """Predict times ``[rows]`` with the rows' own timing floor."""
@@ -329,7 +236,7 @@ def gemm_errors(gemm: Gemm, sms: int, hbm: float, rows: GemmRows, dtype: str = "
 
 
 def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm) -> Gemm:
-    """Return ``base`` with TFLOP/s, prologue and timing floor fitted to a sample of ``rows``.
+    """Return ``base`` with TFLOP/s, prologue and timing floor fitted to ``rows``.
 
     Nelder-Mead minimises the mean absolute log error: the model has ceilings and minima, and rows
     with an unusual kernel of the library must not dominate.
@@ -338,8 +245,6 @@ def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm) -> Gemm:
         hbm: achieved bandwidth in bytes/ms.
     """
     from scipy.optimize import minimize
-
-    sample = rows.sample()
 
     def candidate(x: Array) -> Gemm:
         tflops, prologue, timing = np.abs(x)
@@ -352,7 +257,7 @@ def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm) -> Gemm:
         )
 
     def loss(x: Array) -> float:
-        error = gemm_errors(candidate(x), sms, hbm, sample)
+        error = gemm_errors(candidate(x), sms, hbm, rows)
         return float(np.mean(np.abs(np.log(np.maximum(1.0 + error, 1e-9)))))
 
     start = np.array([0.9 * rows.fastest_tflops, 50.0, 1e3 * float(rows.time_ms.min())])
@@ -568,32 +473,41 @@ def _is_aligned(row: Measurement, dtype: str) -> bool:
 
 
 def fit_gpu(draft: CalibratedProfile) -> CalibratedProfile:
-    """Fit a rate for each data type, and prologue and floor for all.
+    """Fit a rate for each data type, and prologue and floor of those without own kernels.
 
-    Data types without rows keep the base's rate. If a data type is then predicted worse than
-    before, only rates are fitted, each separately.
+    Data types without rows keep the base's rate. Parts that share no constant are fitted and held
+    out separately: the rows of one say nothing of another. If prologue and floor make theirs worse
+    than before, the rates alone are fitted there, each separately.
     """
     fit, test = (_by_dtype(rows) for rows in draft.fit_and_test("gemm"))
     fit = {dtype: rows for dtype, rows in fit.items() if len(rows) >= FEWEST}
     if not fit:
         return draft
     used = [row for rows in fit.values() for row in rows]
-    rates = tuple(FreeConstant("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in fit)
-    start = draft.profile
-    for rate, (dtype, rows) in zip(rates, fit.items(), strict=True):
-        # kernels of unaligned rows do not show the rate
-        aligned = [row for row in rows if _is_aligned(row, dtype)]
-        if aligned:
-            start = rate.put(start, gemm_rows(aligned).fastest_tflops)
-    result = fit_free(start, (*rates, *FREE), partial(predict_gemms, rows=used), times_ms(used))
-    tests = {dtype: rows_of(predict_gemms, test.get(dtype, [])) for dtype in fit}
-    if any(result.unless_worse(dtype, draft.profile, *tests[dtype]).worse for dtype in fit):
-        result = FittedProfile(draft.profile, (), FREE)
-        for rate, (dtype, rows) in zip(rates, fit.items(), strict=True):
-            begun = rate.put(result.hw, rate.value(start))
-            alone = fit_free(begun, (rate,), *rows_of(predict_gemms, rows))
-            before = rate.put(result.hw, rate.value(draft.profile))
-            result = result.then(alone.unless_worse(f"gemm {dtype}", before, *tests[dtype]))
+
+    def part(
+        before: HardwareProfile, dtypes: Sequence[str], free: Sequence[FreeConstant]
+    ) -> FittedProfile:
+        rates = [FreeConstant("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in dtypes]
+        start = before
+        for rate, dtype in zip(rates, dtypes, strict=True):
+            # kernels of unaligned rows do not show the rate
+            aligned = [row for row in fit[dtype] if _is_aligned(row, dtype)]
+            if aligned:
+                start = rate.put(start, gemm_rows(aligned).fastest_tflops)
+        rows, tests = ([r for d in dtypes for r in of.get(d, [])] for of in (fit, test))
+        result = fit_free(start, (*rates, *free), *rows_of(predict_gemms, rows))
+        name = f"gemm {', '.join(dtypes)}"
+        return result.unless_worse(name, before, *rows_of(predict_gemms, tests))
+
+    shared = [dtype for dtype in fit if draft.profile.gemm.cores(dtype) is None]
+    result, left = FittedProfile(draft.profile, (), FREE), list(fit)
+    if shared:
+        joint = part(draft.profile, shared, FREE)
+        if not joint.worse:
+            result, left = joint, [dtype for dtype in fit if dtype not in shared]
+    for dtype in left:
+        result = result.then(part(result.hw, [dtype], ()))
     draft = draft.take(result)
     for dtype, rows in fit.items():
         draft = draft.score(f"gemm {dtype}", rows, test.get(dtype, []), predict_gemms)

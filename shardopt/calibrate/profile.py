@@ -23,7 +23,7 @@ from predictor.hardware.schema import HardwareProfile, Verdict
 from predictor.learn import evidence
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import Constraints, MeasuredDense, Workload
+from predictor.model.workload import Constraints, DenseTimes, MeasuredDense, Workload
 from predictor.trace.phases import Measured
 from shardopt.calibrate import Group, families, gpu_lookups, host, lookups, moves, products
 from shardopt.calibrate.collectives import fit_links, issue_us
@@ -143,7 +143,7 @@ def _evidence(hardware: HardwareProfile, model: Workload, row: Measurement) -> l
     """Compare a measured lookup with its prediction; empty if the profile predicts none."""
     p, key = row.point.params, row.point.params["table"]
     table = replace(model.tables[model.keys.index(key)], constraints=Constraints())
-    no_dense = MeasuredDense(1, 0.0, 0.0, 0.0, 0)
+    no_dense = MeasuredDense(DenseTimes(1, 0.0, 0.0, 0.0, 0.0))
     alone = Workload(model.name, p["batch_size"] * p["ranks"], (table,), no_dense)
     shard = Shard(0, (0, 0), (table.num_embeddings, table.embedding_dim))
     whole = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))

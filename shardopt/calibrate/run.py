@@ -269,14 +269,20 @@ def take_part(
     logging.disable(logging.WARNING)
     rows = list(rows)
     with joined_ranks(rank, settings.backend, settings.runtime, PATIENCE) as (device, talk):
+        # not before: threads that torch starts inherit the cores of the rank
+        from shardopt.calibrate.kernels import measure_alone
+        from shardopt.calibrate.together import measure_together
 
         def run(turn: Sequence[Point], stretch: Stretch = limit) -> None:
+            together = turn[0].family in TOGETHER
+
             def lasts(share: float) -> bool:
-                if settings.minutes is None or turn[0].family not in TOGETHER:
+                if settings.minutes is None or not together:
                     return stretch.lasts(share)
                 return bool(talk.share(stretch.lasts(share)))  # the first rank's clock decides
 
-            for row in families.measure_points(turn, device, settings, lasts):
+            measure = measure_together if together else measure_alone
+            for row in measure(turn, device, settings, lasts):
                 if rank.index == 0:
                     rows.append(row)
                     report(row)

@@ -178,8 +178,8 @@ def _write_model(copy: Path, model: Path, output: Path, statistics: Sequence[Fea
 def _rows(
     table_rows: str | None, model: Path | None, modulo: bool
 ) -> Mapping[str, int] | int | None:
+    from predictor.model.workload import MAX_ROWS
     from shardopt.api.request import check_number
-    from shardopt.config.schema import MAX_ROWS
     from shardopt.files import read_numbers
 
     if table_rows is not None and model is not None:

@@ -87,11 +87,12 @@ def _write_dense(path: Path, traces: TraceSet, batch_size: int | None) -> list[s
     if not traces.traces:
         raise InputError("--dense: execution traces hold no times; give the Kineto traces too")
     traced = traced_dense(traces.traces, batch_size)
-    times = {f"{phase}_ms": round(getattr(traced.measured, f"{phase}_ms"), 4) for phase in PHASES}
-    measured = replace(traced.measured, **times)
+    measured = traced.dense.measured
+    times = {f"{phase}_ms": round(getattr(measured, f"{phase}_ms"), 4) for phase in PHASES}
+    dense = replace(traced.dense, measured=replace(measured, **times))
     source = (
         f"the dense part of {plural(len(traces.traces), 'rank')}, median of {traced.steps} steps"
     )
-    atomic_write_text(path, dense_text(measured, [source, *traced.notes]))
+    atomic_write_text(path, dense_text(dense, [source, *traced.notes]))
     shown = ", ".join(f"{phase} {ms(times[f'{phase}_ms'])}" for phase in PHASES)
     return [*traced.notes, f"wrote {path}: {shown} at a batch of {measured.batch_size}"]

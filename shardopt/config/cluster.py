@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,21 +17,23 @@ from predictor.csv_rows import MOST_RANKS
 from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
-from predictor.hardware.networks import Network, list_networks
+from predictor.hardware.networks import Network
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import NetworkLevel
-from predictor.units import gib
-from shardopt.config.schema import (
+from predictor.section import (
+    NOT_EMPTY,
     Name,
     SchemaVersion,
     Section,
     as_number,
     check,
     choice,
+    named,
     real,
     refuse,
     whole,
 )
+from predictor.units import gib
 from shardopt.files import decode, read_bytes
 
 MOST_LEVELS = 8
@@ -88,19 +90,26 @@ def _of_racks(hosts: list[Any]) -> bool:
     return any(isinstance(item, int | float) for item in hosts)
 
 
+@dataclass(frozen=True)
 class HostSection(Section):
     """One host of a list: its profile if the file's own does not hold, and the part of each level
     that it is in."""
 
-    name: Name = Field(description="the host's name")
+    name: Name
+    """The host's name."""
     hardware: Name | None = None
-    places: Annotated[dict[str, Any], BeforeValidator(_places)] = Field(alias="in", default={})
+    places: Annotated[Mapping[str, Any], BeforeValidator(_places), named("in")] = field(
+        default_factory=dict
+    )
+    """Its part of each level."""
 
 
+@dataclass(frozen=True)
 class LevelSection(Section):
     """One level: what it joins, and by what links."""
 
-    name: Name = Field(description="a word such as nvl72, rail or pod")
+    name: Name
+    """A word such as nvl72, rail or pod."""
     size: OneSize | None = None
     link: Annotated[str, choice(["nvlink", "network"])] = "network"
     oversubscription: Annotated[float, real(1, 1e4)] | None = None
@@ -108,27 +117,22 @@ class LevelSection(Section):
     latency_us: Annotated[float, real(0, 1e6)] | None = None
 
 
-class FabricSection(Section):
-    """Kind of the network between hosts, and its rate for each GPU."""
-
-    kind: Annotated[str, choice(list_networks())]
-    per_gpu_gbps: Annotated[float, real(0, 1e6, above=True)] | None = None
-
-
+@dataclass(frozen=True)
 class ClusterSection(Section):
-    schema_: SchemaVersion = Field(
-        alias="schema", description="the version of this file format: 'schema: 1'"
-    )
+    """A cluster file."""
+
+    schema_: SchemaVersion
+    """The version of this file format: 'schema: 1'."""
+    hosts: Annotated[tuple[HostSection, ...], BeforeValidator(_hosts), NOT_EMPTY]
+    """The number of hosts, that of each rack in a list, or a list of hosts."""
+    ranks_per_host: Ranks
+    """The number of ranks (GPUs) of a host."""
     name: Name | None = None
-    hosts: Annotated[list[HostSection], BeforeValidator(_hosts), Field(min_length=1)] = Field(
-        description="the number of hosts, that of each rack in a list, or a list of hosts"
-    )
-    ranks_per_host: Ranks = Field(description="the number of ranks (GPUs) of a host")
     nvlink_domain: OneSize | None = None
     nics_per_host: Ranks | None = None
     hardware: Name | None = None
-    network: FabricSection | None = None
-    levels: list[LevelSection] = Field(default=[], min_length=1, max_length=MOST_LEVELS)
+    network: Network | None = None
+    levels: Annotated[tuple[LevelSection, ...], Field(min_length=1, max_length=MOST_LEVELS)] = ()
     hbm_gib: Any = None
     ddr_gib: Any = None
 
@@ -213,7 +217,7 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     domain, note = _domain(section, ranks, problems)
     shared = max(1.0, local / (section.nics_per_host or local))
     if shared > 1 and ranks > domain and all(level.link == "nvlink" for level in levels):
-        levels = [*levels, LevelSection(name="hosts")]
+        levels = (*levels, LevelSection("hosts"))
     network = _network_levels(levels, hosts, local, domain, shared, problems)
 
     def profile_of(name: str | None) -> str | None:
@@ -237,7 +241,7 @@ def load_cluster(path: str | Path) -> ClusterConfig:
         hbm_bytes=hbm,
         ddr_bytes=ddr,
         network=network,
-        fabric=Network(**section.network.values()) if section.network else None,
+        fabric=section.network,
         host_hardware=mixed,
         notes=(note,) if note else (),
     )
@@ -247,12 +251,9 @@ def _with_racks(section: ClusterSection, raw_hosts: list[Any]) -> ClusterSection
     """Place hosts that were given as numbers per rack into parts of the innermost level."""
     if not _of_racks(raw_hosts):
         return section
-    levels = section.levels or [LevelSection(name=RACK, link="nvlink")]
-    hosts = [
-        host.model_copy(update={"places": {levels[0].name: host.places[RACK]}})
-        for host in section.hosts
-    ]
-    return section.model_copy(update={"levels": levels, "hosts": hosts})
+    levels = section.levels or (LevelSection(RACK, link="nvlink"),)
+    hosts = (replace(host, places={levels[0].name: host.places[RACK]}) for host in section.hosts)
+    return replace(section, levels=levels, hosts=tuple(hosts))
 
 
 def _check_lists(section: ClusterSection, problems: Problems) -> None:

@@ -8,37 +8,47 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from predictor.document import KeyPath, Problems, shown
 from predictor.errors import InputError, did_you_mean
-from predictor.model.distribution import (
-    Distribution,
-    Empirical,
-    EmpiricalByRange,
-    ReuseHistogram,
-    Uniform,
-    Zipf,
-)
+from predictor.model.distribution import Distribution, Empirical, EmpiricalByRange, Uniform
 from predictor.model.workload import Feature, Workload
-from shardopt.config.schema import (
-    MAX_WINDOWS,
-    HistogramSection,
-    StatsSection,
-    WindowsSection,
-    ZipfSection,
-    check,
-)
+from predictor.section import Name, Section, check
 from shardopt.files import refuse_streams
 from shardopt.npz import BROKEN, load_arrays
 
-KINDS = (
-    "uniform, {zipf: {alpha: 1.05}}, {reuse_histogram: {lookups, fractions}}, {file, feature}, "
-    "{files: [mon.npz, tue.npz]}"
-)
+MAX_WINDOWS = 256
+"""Most windows of data; each is read with the whole model."""
+
+
+@dataclass(frozen=True)
+class StatsFile(Section):
+    """Bins measured from data, in an .npz file that `shardopt stats` wrote."""
+
+    file: Name
+    """An .npz file with <feature>.counts and <feature>.weights."""
+    feature: Name | None = None
+    """Name of the feature in the file; its own unless given."""
+
+
+@dataclass(frozen=True)
+class StatsWindows(Section):
+    """Bins measured from data of several windows in order of time, a file each."""
+
+    files: Annotated[tuple[Name, ...], Field(max_length=MAX_WINDOWS)]
+    """Two or more .npz files, one for each window."""
+    feature: Name | None = None
+    """Name of the feature in the files; its own unless given."""
+
+
+def names_files(raw: object) -> bool:
+    """Tell if an index distribution lies in files of its own."""
+    return isinstance(raw, dict) and ("file" in raw or "files" in raw)
 
 
 CORRELATION = "length_correlation"
@@ -60,67 +70,35 @@ class DistributionReader:
     Args:
         directory: what file names are relative to.
         problems: where errors go.
-        left_out: features without a distribution so far, which count as uniform.
-        total: features so far.
         window: which of the files is read where a feature has several.
         windows: these files, of the first such feature.
     """
 
     directory: Path
     problems: Problems
-    left_out: int = 0
-    total: int = 0
     window: int = 0
     windows: tuple[str, ...] = ()
     _files: dict[str, dict[str, NDArray[np.float64]] | None] = field(default_factory=dict)
 
-    def read(self, raw: object, path: KeyPath, feature: str) -> Distribution:
-        """The distribution written at ``path``; uniform when it has a problem.
+    def read(self, raw: dict[str, Any], path: KeyPath, feature: str) -> Distribution:
+        """The distribution that files hold; uniform when it has a problem.
 
         Args:
-            raw: ``uniform``, or a mapping of one kind: ``zipf``, ``reuse_histogram``, or ``file``
-                and ``feature`` (which is the feature's own name when left out).
+            raw: a mapping of `StatsFile`, or of `StatsWindows`.
             path: where it stands.
             feature: name of the feature it describes.
         """
-        self.total += 1
-        self.left_out += raw is None
-        if raw is None or raw == "uniform":
-            return Uniform()
-        if isinstance(raw, dict):
-            return self._mapping(raw, path, feature) or Uniform()
-        hint = did_you_mean(raw, ["uniform", "zipf"]) if isinstance(raw, str) else ""
-        self.problems.add(path, f"got {shown(raw)}; allowed: {KINDS}{hint}")
-        return Uniform()
-
-    def _mapping(self, raw: dict[str, Any], path: KeyPath, feature: str) -> Distribution | None:
         if "files" in raw:
-            return self._window(raw, path, feature)
-        if "file" in raw:
-            stats = check(StatsSection, raw, path, self.problems)
-            return self._measured(stats.file, stats.feature or feature, path) if stats else None
-        if list(raw) == ["zipf"]:
-            zipf = check(ZipfSection, raw["zipf"], (*path, "zipf"), self.problems)
-            return Zipf(zipf.alpha, zipf.q) if zipf else None
-        if list(raw) == ["reuse_histogram"]:
-            path = (*path, "reuse_histogram")
-            section = check(HistogramSection, raw["reuse_histogram"], path, self.problems)
-            if section is not None and sum(section.fractions) > 0:
-                return ReuseHistogram(section.lookups, tuple(section.fractions))
-            if section is not None:
-                why = "all are 0; give at least one above 0"
-                self.problems.add((*path, "fractions"), why)
-            return None
-        kinds = ["zipf", "reuse_histogram", "file", "files"]
-        hints = [did_you_mean(key, kinds) for key in raw if key not in kinds]
-        self.problems.add(path, f"got {shown(raw)}; allowed is one of {KINDS}{''.join(hints[:1])}")
-        return None
+            return self._window(raw, path, feature) or Uniform()
+        stats = check(StatsFile, raw, path, self.problems)
+        measured = stats and self._measured(stats.file, stats.feature or feature, path)
+        return measured or Uniform()
 
     def _window(self, raw: dict[str, Any], path: KeyPath, feature: str) -> Distribution | None:
-        windows = check(WindowsSection, raw, path, self.problems)
+        windows = check(StatsWindows, raw, path, self.problems)
         if windows is None:
             return None
-        files = tuple(windows.files)
+        files = windows.files
         self.windows = self.windows or files
         if len({*files}) >= 2 and len(files) == len(self.windows):
             return self._measured(files[self.window], windows.feature or feature, path, "files")
@@ -133,10 +111,10 @@ class DistributionReader:
         self.problems.add((*path, "files"), problem)
         return None
 
-    def pooling_ratio(self, raw: object, feature: str) -> float:
+    def pooling_ratio(self, raw: dict[str, Any], feature: str) -> float:
         """Return the window's pooling factor over the first window's; 1 where the files do not
         say."""
-        if not isinstance(raw, dict) or "files" not in raw or not self.window:
+        if "files" not in raw or not self.window:
             return 1.0
         name = str(raw.get("feature") or feature)
         first, now = (
@@ -145,7 +123,7 @@ class DistributionReader:
         )
         return now / first if now and first else 1.0
 
-    def lengths(self, raw: Any, feature: str, mean: float) -> dict[str, float]:
+    def lengths(self, raw: dict[str, Any], feature: str, mean: float) -> dict[str, float]:
         """Return what a distribution's stats file says of the ids of a sample, by the names of
         `Feature`, for a mean of ``mean``."""
         file = raw["files"][self.window] if "files" in raw else raw["file"]

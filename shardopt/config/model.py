@@ -4,49 +4,64 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from predictor.document import KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
-from predictor.model.distribution import Distribution, Empirical, EmpiricalByRange
-from predictor.model.length_shares import LengthShares
-from predictor.model.plan import STORED, ShardingType
+from predictor.model.distribution import Distribution, Uniform
+from predictor.model.plan import STORED
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
-from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import (
     INTEGERS,
     Constraints,
-    DcnV2,
+    Dense,
     DenseArch,
+    EmbeddingOptimizer,
     Feature,
     MeasuredDense,
     Optimizer,
-    QComm,
     Table,
     Workload,
+    dense_form,
 )
-from predictor.units import gib, mib
-from shardopt.config.distributions import DistributionReader, check_windows, window_names
+from predictor.section import Count, Name, SchemaVersion, check
+from shardopt.config.distributions import (
+    DistributionReader,
+    check_windows,
+    names_files,
+    window_names,
+)
 from shardopt.config.ops_file import other_model, read_ops
-from shardopt.config.schema import (
-    TRAINING,
-    CsvSection,
-    DcnSection,
-    DenseSection,
-    FeatureSection,
-    LengthSharesSection,
-    MeasuredDenseSection,
-    ModelSection,
-    OpsSection,
-    TableSection,
-    check,
-    nearest,
-)
-from shardopt.config.tables_csv import read_tables_csv
+from shardopt.config.tables_csv import CsvFile, read_tables_csv
 from shardopt.files import decode, read_bytes, refuse_streams
 from shardopt.formatting import listed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFile(Workload):
+    """The file itself."""
+
+    schema_: SchemaVersion
+    """The version of this file format: 'schema: 1'."""
+    name: Name = ""
+    """Name of the model; that of the file unless given."""
+    batch_size: Count | None = None  # type: ignore[assignment]
+    """Samples per rank and iteration; must be given here or with the command, which overrides
+    it."""
+    optimizer: EmbeddingOptimizer = Optimizer.ROWWISE_ADAGRAD
+    """What trains every sharded table that names no other; data-parallel tables are stepped by the
+    dense optimizer."""
+
+    def __post_init__(self) -> None:
+        """Leave names to `_check_names`, which knows their lines."""
+
+    def workload(self, **changes: Any) -> Workload:
+        """Return the workload, with what the file itself does not hold."""
+        values = {f.name: getattr(self, f.name) for f in fields(Workload)}
+        return Workload(**{**values, **changes})
 
 
 def load_model(path: str | Path, *, batch_size: int | None = None) -> Workload:
@@ -93,7 +108,7 @@ def read_model(
     if raw.get("dense") is not None:
         dense, ops = read_dense(raw["dense"], directory, problems)
     if isinstance(raw.get("tables"), dict):
-        section = check(CsvSection, raw["tables"], ("tables",), problems)
+        section = check(CsvFile, raw["tables"], ("tables",), problems)
         tables, csv = read_tables_csv(directory / section.csv, problems) if section else ([], b"")
         raw = {**raw, "tables": tables}
     elif raw.get("tables") == []:
@@ -129,52 +144,60 @@ class _Reader:
         sha256: str,
         problems: Problems,
     ) -> None:
-        self.dense, self.sha256, self.problems = dense, sha256, problems
+        self.sha256, self.problems = sha256, problems
         self.distributions = DistributionReader(directory, problems)
-        top = check(ModelSection, raw, (), problems)
+        tables = raw.get("tables")
+        tables = tables if isinstance(tables, list) else []
+        features = list(_features(tables))
+        self.measured = {
+            path: feature
+            for path, _, feature in features
+            if names_files(feature.get("index_distribution"))
+        }
         if batch_size is None and raw.get("batch_size") is None:
             advice = "missing; give the samples per rank and iteration"
             problems.add(("batch_size",), advice, inputs=("batch_size",))
-        self.groups = None
-        if top is not None and top.replica_groups is not None:
-            try:
-                self.groups = ReplicaGroups(**top.replica_groups.values())
-            except InputError as error:  # settings that exclude each other
-                problems.add(("replica_groups",), str(error))
-        tables = raw.get("tables")
-        tables = tables if isinstance(tables, list) else []
-        self.given = list(_features(tables))
+        loaded: dict[str, Any] = {}
+        if raw.get("dense") is not None:
+            loaded["dense"] = dense or _UNREAD
+        if self.measured:
+            loaded["tables"] = [_without_files(table) for table in tables]
+        file = check(ModelFile, raw | loaded, (), problems)
         _check_names(tables, problems)
-        self.found = self._distributions(0)
-        if top is not None:
-            check_consistency(top.tables, dense, problems)
-            _check_mode(top, problems)
-        if self.distributions.left_out:
-            missing, total = self.distributions.left_out, self.distributions.total
+        self.distribution_of = self._distributions(0)
+        if file is not None:
+            named = [isinstance(t, dict) and t.get("optimizer") is not None for t in tables]
+            own = zip(file.tables, named, strict=True)
+            resolved = (t if has else replace(t, optimizer=file.optimizer) for t, has in own)
+            file = replace(file, tables=tuple(resolved))
+            check_consistency(file.tables, dense, problems)
+            _check_mode(file, problems)
+        left_out = sum(raw.get("index_distribution") is None for _, _, raw in features)
+        if left_out:
             problems.notes.append(
-                f"{problems.file}: index_distribution is missing for {missing} of {total} "
+                f"{problems.file}: index_distribution is missing for {left_out} of {len(features)} "
                 "features, which count as uniform; real ids are skewed, which makes lookups faster"
             )
-        batch = batch_size or (top.batch_size if top else None)
-        if isinstance(dense, MeasuredDense) and batch and batch != dense.batch_size:
+        batch = batch_size or (file.batch_size if file else None)
+        if isinstance(dense, MeasuredDense) and batch and batch != dense.measured.batch_size:
             problems.notes.append(
                 f"{problems.file}: the dense part was measured at a batch of "
-                f"{dense.batch_size}; at {batch} its times are scaled in proportion, which is an "
-                "extrapolation"
+                f"{dense.measured.batch_size}; at {batch} its times are scaled in proportion, "
+                "which is an extrapolation"
             )
         problems.raise_if_any()
-        assert top is not None
+        assert file is not None
         assert batch is not None
-        self.top, self.batch = top, batch
+        self.file, self.batch = file, batch
 
     def _distributions(self, window: int) -> dict[KeyPath, Distribution]:
-        """Index distributions by the path of their features."""
+        """Read index distributions that lie in files, by the path of their features."""
         self.distributions.window = window
         return {
             path: self.distributions.read(
-                raw.get("index_distribution"), (*path, "index_distribution"), str(raw.get("name"))
+                raw["index_distribution"], (*path, "index_distribution"), str(raw.get("name"))
             )
-            for path, _, raw in self.given
+            for path, raw in self.measured.items()
         }
 
     def workload(self, window: int) -> Workload:
@@ -184,54 +207,67 @@ class _Reader:
             InputError: every problem of its stats files, or the ops are of another batch.
         """
         if window:
-            self.found = self._distributions(window)
+            self.distribution_of = self._distributions(window)
             self.problems.raise_if_any()
-        top, problems = self.top, self.problems
-        assert self.dense is not None
-        tables = []
-        for i, table in enumerate(top.tables):
-            limits = table.constraints.values()
-            if limits["sharding_types"]:
-                limits["sharding_types"] = tuple(map(ShardingType, limits["sharding_types"]))
-            features = tuple(
-                self._feature(feature, self.found["tables", i, "features", j])
-                for j, feature in enumerate(table.features)
+        tables = tuple(
+            replace(
+                table,
+                features=tuple(
+                    self._feature(feature, ("tables", i, "features", j))
+                    for j, feature in enumerate(table.features)
+                ),
             )
-            own = {**table.values(), "features": features, "constraints": Constraints(**limits)}
-            tables.append(Table(**{**own, "optimizer": table.optimizer or top.optimizer}))
-        workload = Workload(
-            name=top.name or Path(problems.file).stem,
+            if self.measured
+            else table
+            for i, table in enumerate(self.file.tables)
+        )
+        workload = self.file.workload(
+            name=self.file.name or Path(self.problems.file).stem,
             batch_size=self.batch,
-            tables=tuple(tables),
-            dense=self.dense,
-            train_pipeline=top.train_pipeline,
-            training=top.mode == TRAINING,
-            stash_optimizer_state=top.stash_optimizer_state,
-            balance_batches=top.balance_batches,
-            qcomm=QComm(**top.qcomm.values()),
-            replica_groups=self.groups,
+            tables=tables,
             sha256=self.sha256,
         )
-        if isinstance(self.dense, CapturedDense):
+        if isinstance(workload.dense, CapturedDense):
             # ops are made for the workload's batch once here, where their file can be named
             try:
-                self.dense.program(workload)
+                workload.dense.program(workload)
             except InputError as error:
-                problems.add(("dense", "ops"), str(error), inputs=error.inputs)
-                problems.raise_if_any()
+                self.problems.add(("dense", "ops"), str(error), inputs=error.inputs)
+                self.problems.raise_if_any()
         return workload
 
-    def _feature(self, section: FeatureSection, distribution: Distribution) -> Feature:
-        values = section.values()
-        raw = values.pop("index_distribution")
-        mean = section.pooling_factor * self.distributions.pooling_ratio(raw, section.name)
-        values["pooling_factor"] = mean
-        measured = isinstance(distribution, Empirical | EmpiricalByRange)
-        if measured:
-            lengths = self.distributions.lengths(raw, section.name, mean)
-            values |= {k: v for k, v in lengths.items() if values[k] is None}
-        values["length_correlation"] = values["length_correlation"] or 0.0
-        return Feature(**values, distribution=distribution)
+    def _feature(self, feature: Feature, path: KeyPath) -> Feature:
+        """Return a feature with what a stats file says, where its own keys do not."""
+        if path not in self.measured:
+            return feature
+        keys = self.measured[path]
+        raw = keys["index_distribution"]
+        mean = feature.pooling_factor * self.distributions.pooling_ratio(raw, feature.name)
+        lengths = self.distributions.lengths(raw, feature.name, mean)
+        return replace(
+            feature,
+            pooling_factor=mean,
+            distribution=self.distribution_of[path],
+            **{k: v for k, v in lengths.items() if keys.get(k) is None},  # type: ignore[arg-type]
+        )
+
+
+_UNREAD = DenseArch(1, (1,), (1,), "concat")
+"""In place of a dense part with problems, which are told once."""
+
+
+def _without_files(table: Any) -> Any:
+    """Return a table whose features are uniform where stats files hold their distributions."""
+    features = table.get("features") if isinstance(table, dict) else None
+    if not isinstance(features, list):
+        return table
+    read = [
+        {**f, "index_distribution": Uniform()}
+        if isinstance(f, dict) and names_files(f.get("index_distribution"))
+        else f
+        for f in features
+    ]
+    return {**table, "features": read}
 
 
 def _features(tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, dict[str, Any]]]:
@@ -266,10 +302,6 @@ def _check_names(tables: Sequence[Any], problems: Problems) -> None:
         )
 
 
-INTERACTIONS = ("dot", "concat", "dcn_v2")
-Dense = DenseArch | CapturedDense | MeasuredDense
-
-
 def read_dense(raw: object, directory: Path, problems: Problems) -> tuple[Dense | None, bytes]:
     """The dense part in the form that its keys show, None when it has problems; and the content
     of the file that it names.
@@ -277,80 +309,26 @@ def read_dense(raw: object, directory: Path, problems: Problems) -> tuple[Dense 
     Args:
         directory: that of the model file.
     """
-    if isinstance(raw, dict) and "ops" in raw:
-        return _captured(raw, directory, problems)
-    if isinstance(raw, dict) and "measured" in raw:
-        form = check(MeasuredDenseSection, raw, ("dense",), problems)
-        if form is None:
-            return None, b""
-        values = {**form.values(), **form.measured.values()}
-        activations = values.pop("activation_gib")
-        del values["measured"]
-        return MeasuredDense(
-            length_shares=_length_shares(values.pop("length_shares")),
-            gradient_bytes=mib(values.pop("gradient_mib")),
-            activation_bytes=None if activations is None else gib(activations),
-            **values,
-        ), b""
-    section = check(DenseSection, raw, ("dense",), problems)
-    interaction = None
-    if isinstance(raw, dict):
-        interaction = _interaction(raw.get("interaction"), ("dense", "interaction"), problems)
-    if section is None or interaction is None:
-        return None, b""
-    values = section.values()
-    shares = _length_shares(values["length_shares"])
-    return DenseArch(**{**values, "interaction": interaction, "length_shares": shares}), b""
-
-
-def _length_shares(section: LengthSharesSection | None) -> LengthShares | None:
-    return LengthShares(**section.values()) if section else None
-
-
-def _captured(
-    raw: dict[str, object], directory: Path, problems: Problems
-) -> tuple[CapturedDense | None, bytes]:
-    section = check(OpsSection, raw, ("dense",), problems)
-    if section is None:
-        return None, b""
+    if not isinstance(raw, dict) or not isinstance(raw.get("ops"), str):
+        return check(dense_form(raw), raw, ("dense",), problems), b""
+    file, optimizer = raw["ops"], raw.get("optimizer")
     try:
-        refuse_streams(directory / section.ops, "ops file")
-        captured, content = read_ops(directory / section.ops)
+        refuse_streams(directory / file, "ops file")
+        program, content = read_ops(directory / file)
     except InputError as error:
         problems.add(("dense", "ops"), str(error))
         return None, b""
-    if section.optimizer not in (None, captured.optimizer_name):
+    dense = check(CapturedDense, {**raw, "ops": program}, ("dense",), problems)
+    if dense is not None and optimizer not in (None, program.optimizer_name):
         problems.add(
             ("dense", "optimizer"),
-            f"got {shown(section.optimizer)}, but the ops in {section.ops} are those of "
-            f"{captured.optimizer_name}; run to_yaml with dense_optimizer={section.optimizer!r}",
+            f"got {shown(optimizer)}, but the ops in {file} are those of "
+            f"{program.optimizer_name}; run to_yaml with dense_optimizer={optimizer!r}",
         )
-    values = section.values()
-    del values["ops"], values["optimizer"]
-    values["length_shares"] = _length_shares(values["length_shares"])
-    return CapturedDense(captured, file=section.ops, **values), content
+    return dense and replace(dense, file=file), content
 
 
-def _interaction(raw: object, path: KeyPath, problems: Problems) -> str | DcnV2 | None:
-    if raw is None:
-        return "dot"
-    if isinstance(raw, str) and raw in ("dot", "concat"):
-        return raw
-    if isinstance(raw, dict) and list(raw) == ["dcn_v2"]:
-        section = check(DcnSection, raw["dcn_v2"], (*path, "dcn_v2"), problems)
-        return DcnV2(**section.values()) if section else None
-    word = raw if isinstance(raw, str) else next(iter(raw), "") if isinstance(raw, dict) else ""
-    problems.add(
-        path,
-        f"got {shown(raw)}; allowed: dot, concat, {{dcn_v2: {{layers: 3, low_rank_dim: 512}}}}"
-        f"{nearest(str(word), INTERACTIONS)}",
-    )
-    return None
-
-
-def check_consistency(
-    tables: Sequence[TableSection], dense: Dense | None, problems: Problems
-) -> None:
+def check_consistency(tables: Sequence[Table], dense: Dense | None, problems: Problems) -> None:
     """Record what does not fit together; ``dense`` is None if it has problems."""
     if isinstance(dense, DenseArch) and dense.interaction == "dot":
         _one_dim(tables, dense, problems)
@@ -394,16 +372,13 @@ def check_consistency(
 SERVED_PIPELINES = ("base", "sparse_dist")
 
 
-def _check_mode(top: ModelSection, problems: Problems) -> None:
+def _check_mode(top: ModelFile, problems: Problems) -> None:
     """Record what only training has of a model for inference, and types of weights that the mode
     cannot have."""
-    training = top.mode == TRAINING
-    trained = [(table.optimizer or top.optimizer, table) for table in top.tables]
-    found = untaken_types(
-        ((table.name, table.data_type, kind) for kind, table in trained), training=training
-    )
-    problems.notes.extend(f"{problems.file}: {what}" for what in found)
-    if training:
+    kinds = ((table.name, table.data_type, table.optimizer) for table in top.tables)
+    notes = untaken_types(kinds, training=top.training)
+    problems.notes.extend(f"{problems.file}: {note}" for note in notes)
+    if top.training:
         return
     why = "with mode inference; leave it out, or set mode: training"
     if top.train_pipeline not in SERVED_PIPELINES:
@@ -455,7 +430,7 @@ def untaken_types(tables: Iterable[tuple[str, str, str]], *, training: bool = Tr
     ]
 
 
-def rough_lookups(tables: Sequence[Table | TableSection]) -> list[str]:
+def rough_lookups(tables: Sequence[Table]) -> list[str]:
     """Say how far the prices of dynamicemb and key-value tables can be trusted, a sentence each;
     nothing without them."""
     notes = []
@@ -475,12 +450,12 @@ def rough_lookups(tables: Sequence[Table | TableSection]) -> list[str]:
     return notes
 
 
-def _may_be_stored(wants: Any) -> bool:
-    offered = {kernel for _, kernel in getattr(wants, "offered", None) or ()}
+def _may_be_stored(wants: Constraints) -> bool:
+    offered = {kernel for _, kernel in wants.offered or ()}
     return not {*(wants.compute_kernels or ()), *offered}.isdisjoint(STORED)
 
 
-def variable_batches(tables: Sequence[Table | TableSection]) -> list[str]:
+def variable_batches(tables: Sequence[Table]) -> list[str]:
     """Say what is not priced of features with a batch of their own (VBE); nothing without them."""
     names = [f.name for t in tables for f in t.features if f.num_poolings != 1]
     if not names:
@@ -492,7 +467,7 @@ def variable_batches(tables: Sequence[Table | TableSection]) -> list[str]:
     ]
 
 
-def _one_dim(tables: Sequence[TableSection], dense: DenseArch, problems: Problems) -> None:
+def _one_dim(tables: Sequence[Table], dense: DenseArch, problems: Problems) -> None:
     """``dot`` takes the product of every pair of vectors, so all have one width."""
     if not tables:
         return
@@ -513,7 +488,7 @@ def _one_dim(tables: Sequence[TableSection], dense: DenseArch, problems: Problem
         )
 
 
-def _same_model(tables: Sequence[TableSection], dense: CapturedDense, problems: Problems) -> None:
+def _same_model(tables: Sequence[Table], dense: CapturedDense, problems: Problems) -> None:
     features: dict[str, list[str]] = {}
     for table in tables:
         features.setdefault(table.module, []).extend(f.name for f in table.features)

@@ -13,27 +13,31 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from predictor.document import KeyPath, Place, Problems, parse_yaml, shown
 from predictor.errors import InputError
-from shardopt.config.schema import (
-    ConstraintsSection,
-    FeatureSection,
-    TableSection,
-    known_keys,
-    nearest,
-)
+from predictor.model.workload import Constraints, Feature, Table
+from predictor.section import Name, Section, keys_of, nearest
 from shardopt.files import decode, read_bytes, refuse_streams
 
-_CONSTRAINTS = known_keys(ConstraintsSection)
-_TABLE = [key for key in known_keys(TableSection) if key != "features"]
-_FEATURE = ["feature", *(key for key in known_keys(FeatureSection) if key != "name")]
+_CONSTRAINTS = list(keys_of(Constraints))
+_TABLE = [key for key in keys_of(Table) if key != "features"]
+_FEATURE = ["feature", *(key for key in keys_of(Feature) if key != "name")]
 _ZIPF = ["zipf_alpha", "zipf_q"]
 COLUMNS = [*_TABLE, *_FEATURE, *_ZIPF, *_CONSTRAINTS]
 _TEXT = ("name", "feature", "module", "co_locate")
 """Columns whose cells are names, never YAML."""
+
+
+@dataclass(frozen=True)
+class CsvFile(Section):
+    """Tables from a CSV file: a row for each feature, columns with the names of these keys."""
+
+    csv: Name
+    """The file, relative to this one."""
 
 
 def read_tables_csv(path: Path, problems: Problems) -> tuple[list[dict[str, Any]], bytes]:

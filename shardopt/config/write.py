@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,10 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
-from predictor.model.distribution import Distribution, ReuseHistogram, Uniform, Zipf
-from predictor.model.workload import (
-    Constraints,
-    DcnV2,
-    DenseArch,
-    Feature,
-    MeasuredDense,
-    Table,
-    Workload,
-)
-from predictor.units import GIB, MIB
+from predictor.model.workload import Dense, DenseArch, MeasuredDense, Table, Workload
+from predictor.section import SCHEMA_VERSION, Section, as_data
 from shardopt.config.model import load_model
 from shardopt.config.ops_file import ops_text, with_ops_digest
-from shardopt.config.schema import INFERENCE, SCHEMA_VERSION
 from shardopt.config.tables_csv import changed_csv
 from shardopt.files import atomic_write_text, decode, read_bytes
 
@@ -36,7 +26,6 @@ ALL_UNIFORM = "index_distribution of every feature is uniform"
 """A note in files that are written from a module; no longer true once statistics are filled in."""
 SOME_UNIFORM = "index_distribution of features without statistics is uniform"
 _TRAILING = re.compile(r"[ \t]+#[^\n]*")
-_CONSTRAINTS = tuple(Constraints.__dataclass_fields__)
 
 
 def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
@@ -51,14 +40,18 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
     Raises:
         InputError: a feature's index distribution lies in a file of its own.
     """
+    for feature in (f for table in workload.tables for f in table.features):
+        kind = type(feature.distribution)
+        if not issubclass(kind, Section):
+            raise InputError(
+                f"feature '{feature.name}': {kind.__name__} indices cannot be written into a model "
+                "file; they lie in an .npz file of their own: copy the model file instead"
+            )
     data = {
         "schema": SCHEMA_VERSION,
-        "name": workload.name,
-        **({} if workload.training else {"mode": INFERENCE}),
-        **{key: value for key, value in _head(workload).items() if value is not None},
-        **_unusual(workload, stash_optimizer_state=False, balance_batches=False),
+        **as_data(workload, leave_out=("dense", "tables")),
         "dense": dense_section(workload.dense),
-        "tables": [_table(table) for table in workload.tables],
+        "tables": [as_data(table) for table in workload.tables],
     }
     # lists and mappings of scalars stand in a line, as tables make a model file long
     text: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
@@ -97,79 +90,14 @@ def _ops_text(workload: Workload) -> str:
     return ops_text(dense.captured) if isinstance(dense, CapturedDense) else ""
 
 
-def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str, Any]:
-    """The ``dense`` section that is read as this dense part."""
-    shares = dense.length_shares
-    grows = {} if shares is None else {"length_shares": asdict(shares)}
-    if isinstance(dense, MeasuredDense):
-        measured = _fields(dense, "batch_size", "forward_ms", "backward_ms", "optimizer_ms")
-        measured["gradient_mib"] = dense.gradient_bytes / MIB
-        if dense.activation_bytes is not None:
-            measured["activation_gib"] = dense.activation_bytes / GIB
-        rest = _fields(dense, "in_features", "optimizer", "bucket_cap_mb")
-        return {"measured": measured, **rest, **grows}
-    rest = _fields(dense, "data_type", "optimizer", "bucket_cap_mb") | grows
-    rest |= _unusual(dense, compiled=False, cuda_graphs=False)
-    if isinstance(dense, CapturedDense):
-        return {"ops": dense.file, **rest}
-    layers = _fields(dense, "in_features", "bottom_mlp", "interaction", "top_mlp")
-    layers |= _unusual(dense, pairs="index")
-    if isinstance(dense.interaction, DcnV2):
-        layers["interaction"] = {"dcn_v2": asdict(dense.interaction)}
-    return {**layers, **rest}
+def dense_section(dense: Dense, *, full: bool = False) -> dict[str, Any]:
+    """The ``dense`` section that is read as this dense part.
 
-
-def _table(table: Table) -> dict[str, Any]:
-    keys = _fields(table, "name", "module", "num_embeddings", "embedding_dim", "data_type")
-    keys |= _fields(table, "pooling", "weighted", "optimizer")
-    keys["features"] = [_feature(feature) for feature in table.features]
-    keys |= _unusual(table, index_dedup=False, storage="torchrec", stash_weights=False)
-    constraints = _fields(table.constraints, *_CONSTRAINTS)
-    stated = {name: value for name, value in constraints.items() if value is not None}
-    return {**keys, "constraints": stated} if stated else keys
-
-
-def _feature(feature: Feature) -> dict[str, Any]:
-    keys = _fields(feature, "name", "pooling_factor", "num_poolings")
-    keys["index_distribution"] = _distribution(feature.distribution, feature.name)
-    keys["id_order"] = feature.id_order
-    return keys | _unusual(
-        feature,
-        pooling_factor_std=None,
-        pooling_factor_max=None,
-        length_correlation=0.0,
-        position_weights=0,
-    )
-
-
-def _unusual(item: object, **usual: Any) -> dict[str, Any]:
-    """The attributes that are not as they are where a file leaves them out."""
-    return {key: value for key in usual if (value := getattr(item, key)) != usual[key]}
-
-
-def _fields(source: object, *names: str) -> dict[str, Any]:
-    """Return attributes as YAML takes them: it knows neither tuples nor enums."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return [plain(item) for item in value]
-        return str(value) if isinstance(value, str) else value
-
-    return {name: plain(getattr(source, name)) for name in names}
-
-
-def _distribution(distribution: Distribution, feature: str) -> object:
-    if isinstance(distribution, Uniform):
-        return "uniform"
-    if isinstance(distribution, Zipf):
-        return {"zipf": {"alpha": distribution.alpha, "q": distribution.q}}
-    if isinstance(distribution, ReuseHistogram):
-        fractions = list(distribution.fractions)
-        return {"reuse_histogram": {"lookups": distribution.lookups, "fractions": fractions}}
-    raise InputError(
-        f"feature '{feature}': {type(distribution).__name__} indices cannot be written into a "
-        "model file; they lie in an .npz file of their own: copy the model file instead"
-    )
+    Args:
+        full: with keys that are as if they were left out.
+    """
+    ops = {"ops": dense.file} if isinstance(dense, CapturedDense) else {}
+    return {**ops, **as_data(dense, full=full, leave_out=("ops",))}
 
 
 DISTRIBUTION = "index_distribution"
@@ -269,7 +197,7 @@ def apply_changes(source: Path, before: Workload, after: Workload, target: Path)
             edits += _replaced(node, changed_keys, text)
     # additions at one place stand from the innermost part to the outermost
     if isinstance(dense, MappingNode):
-        changed = _changed(dense_section(before.dense), dense_section(after.dense))
+        changed = _changed(*(dense_section(w.dense, full=True) for w in (before, after)))
         edits += _replaced(dense, changed, text)
     edits += _replaced(root, _changed(_head(before), _head(after)), text)
     atomic_write_text(target, _edited(text, edits))
@@ -284,13 +212,7 @@ def apply_changes(source: Path, before: Workload, after: Workload, target: Path)
 
 
 def _head(workload: Workload) -> dict[str, Any]:
-    groups = workload.replica_groups
-    return {
-        "batch_size": workload.batch_size,
-        "train_pipeline": workload.train_pipeline,
-        "qcomm": asdict(workload.qcomm),
-        "replica_groups": groups and asdict(groups),
-    }
+    return as_data(workload, full=True, leave_out=("name", "dense", "tables"))
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,10 +224,10 @@ def _table_changes(
 ) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
     """Keys of the model file that changed, by module and name of the table."""
     for before, after in pairs:
-        fields = ("data_type", "index_dedup")
-        keys = _changed(_fields(before, *fields), _fields(after, *fields))
+        others = ("features", "constraints")
+        keys = _changed(*(as_data(table, full=True, leave_out=others) for table in (before, after)))
         constraints = _changed(
-            _fields(before.constraints, *_CONSTRAINTS), _fields(after.constraints, *_CONSTRAINTS)
+            *(as_data(table.constraints, full=True) for table in (before, after))
         )
         if constraints:
             keys["constraints"] = constraints

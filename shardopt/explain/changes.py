@@ -14,8 +14,8 @@ from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.model.workload import Constraints
 from predictor.predict import Prediction, predict
-from search.improve.local_search import LocalSearch
 from search.improve.merges import Change
+from search.improve.neighbours import Neighbours
 from search.in_use.plan import option_in_use
 from search.objective import Assignment, Objective, apply
 from search.problem import Problem
@@ -83,7 +83,7 @@ class Changes:
 def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> Changes:
     """Find the best changes of a plan: of one or two tables, no table twice, and of one group.
 
-    The neighbours of the local search (a shard on another rank, two tables swapped, another way to
+    Its neighbours (a shard on another rank, two tables swapped, another way to
     shard a table, a group of tables in another exchange) are scored together, then the best of them
     are predicted one by one.
     """
@@ -95,9 +95,8 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
     except InfeasibleError:
         return Changes(0, (), "some table has no sharding that fits in memory")
     objective = Objective(problem, space)
-    search = LocalSearch(objective, Surrogate(objective), seed=0)
     most = max(FEWEST, min(MOST, RANKS_TRIED // ranks))
-    tried = list(islice(search.neighbours(base), most))
+    tried = list(islice(Neighbours(objective, Surrogate(objective), seed=0).of(base), most))
     if not tried:
         return Changes(0, (), _why_none(problem, plan))
     times = objective.score_neighbours(base, tried)
@@ -121,7 +120,7 @@ def _why_none(problem: Problem, plan: ShardingPlan) -> str:
     problem = replace(problem, topology=roomy, loads=None)
     space, base = _space_around(problem, plan)
     objective = Objective(problem, space)
-    if any(LocalSearch(objective, Surrogate(objective), seed=0).neighbours(base)):
+    if any(Neighbours(objective, Surrogate(objective), seed=0).of(base)):
         return "none fits in memory"
     constrained = any(table.constraints != Constraints() for table in problem.workload.tables)
     source = "the constraints leave" if constrained else "the tables have"

@@ -11,6 +11,8 @@ from shardopt.report.blocks import Block, Heading, Line, TextTable
 SHOWN_NAMES = 3
 """Settings without a price that are named per reason."""
 SHOWN_REASONS = 3
+SAME = 5e-4
+"""Change of GPU time per sample below which it counts as none, a fraction."""
 
 
 def advice(answer: AdviceKeys, device: str) -> list[Block]:
@@ -83,6 +85,5 @@ def _machine_words(other: OtherMachine, rank: str) -> str:
         return f"With a network {other.value:g} times as fast: {rate}."
     more = other.gpu_time - 1
     word = "more" if more > 0 else "less"
-    return (
-        f"With {other.value} {rank}s: {rate}, {percent(abs(more))} {word} {rank} time per sample."
-    )
+    change = "the same" if abs(more) < SAME else f"{percent(abs(more))} {word}"
+    return f"With {other.value} {rank}s: {rate}, {change} {rank} time per sample."

@@ -277,8 +277,11 @@ def _decided(ties: TieSummary) -> str:
     if ties.decided_by is None:
         return ""
     if ties.decided_by == "memory":
-        mine, fastest = map(format_bytes, ties.fullest_bytes)
-        better = f"its shards take {mine} on the fullest rank instead of {fastest}"
+        best, fastest = map(format_bytes, ties.fullest_bytes)
+        better = f"its shards take {best} on the fullest rank instead of {fastest}"
+    elif ties.decided_by == "expected time":
+        best, fastest = map(ms, ties.expected_ms)
+        better = f"under the errors of all costs it takes {best} in the mean instead of {fastest}"
     else:
         better = BETTER[ties.decided_by]
     return f" Plan 1 is preferred to the first: {better}."

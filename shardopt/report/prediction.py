@@ -410,8 +410,9 @@ def _dense_words(workload: Workload) -> str:
         return ""
     if not isinstance(dense, MeasuredDense):
         return "; dense part as captured from the module"
-    scaled = dense.batch_size != workload.batch_size
-    at = f"; dense part measured at a batch of {dense.batch_size:,}"
+    batch_size = dense.measured.batch_size
+    scaled = batch_size != workload.batch_size
+    at = f"; dense part measured at a batch of {batch_size:,}"
     return f"{at}{', scaled in proportion' * scaled}"
 
 

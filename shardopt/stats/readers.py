@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import re
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -529,6 +530,10 @@ class TensorSource(Source):
         return Bags(whole_numbers(ids, f"{self.path}: {name}"), lengths[at])
 
 
+SEPARATOR = re.compile(r"[;\t|]")
+"""Other separators than the comma, in a first line without any."""
+
+
 class InterSource(Source):
     """RecBole's ``.inter`` files, one interaction a line, tabs between columns, and a first line
     such as ``user_id:token  item_ids:token_seq  timestamp:float``.
@@ -586,12 +591,15 @@ class InterSource(Source):
 
     def _cells(self, lines: list[str], first: int) -> dict[str, list[str]]:
         rows = self._split(lines)
-        for number, row in enumerate(rows, start=first):
-            if len(row) != len(self.columns):
-                raise InputError(
-                    f"{self.path}:{number}: has {len(row)} columns; line 1 has {len(self.columns)}"
-                )
+        self._check_width(rows, len(self.columns), first)
         return {name: [row[at] for row in rows] for at, (name, _) in enumerate(self.columns)}
+
+    def _check_width(self, rows: Sequence[Sequence[str]], width: int, first: int) -> None:
+        for number, row in enumerate(rows, start=first):
+            if len(row) != width:
+                raise InputError(
+                    f"{self.path}:{number}: has {len(row)} columns; line 1 has {width}"
+                )
 
     def _bags(self, part: Any, name: str, first: int) -> Bags:
         cells = part(first)[name]
@@ -600,16 +608,24 @@ class InterSource(Source):
             tokens = [cell.split() for cell in cells]
             lengths = np.array([len(each) for each in tokens], dtype=np.int64)
             cells = list(chain.from_iterable(tokens))
-        for at, token in enumerate(cells):
+        samples = np.arange(len(cells))
+        if lengths is not None:
+            samples = np.repeat(np.arange(len(lengths)), lengths)
+        return Bags(self._whole(cells, name, first + samples), lengths)
+
+    def _whole(
+        self, tokens: Sequence[str], name: str, lines: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the ids of a feature's tokens, each of a line of the file."""
+        for line, token in zip(lines, tokens, strict=True):
             fine = token.isascii() and token.isdigit() and len(token) <= 20
             if not fine or int(token) > MAX_ID:
-                line = first + sample_of(at, lengths)
                 raise InputError(
                     f"{self.path}:{line}: feature '{name}': got '{token[:60]}'; allowed: whole "
                     "numbers; number the tokens, or leave the column out of the features",
                     inputs=("features",),
                 )
-        return Bags(np.array(cells, dtype=object).astype(np.int64), lengths)
+        return np.array(tokens, dtype=object).astype(np.int64)
 
     def _when(self, part: Any, name: str, first: int) -> Times:
         cells = part(first)[name]
@@ -627,27 +643,52 @@ class CsvSource(InterSource):
     """Comma-separated values with a line of names, one interaction a line, such as the logs of
     KuaiRand (https://kuairand.com).
 
-    Columns are features where the first sample has a whole number, and may say when a sample was
-    where it has a number.
+    Columns are features where the first samples have whole numbers, and may say when a sample was
+    where they have numbers. An empty cell is a sample without an id.
     """
 
     when = ("token", "float")
+    looked_at = 1000
+    """Samples that decide which columns are features."""
 
     def _columns(self) -> list[tuple[str, str]]:
         with self._open() as stream:
-            lines = [line for line in (stream.readline(), stream.readline()) if line]
+            lines = list(islice(stream, 1 + self.looked_at))
         if len(lines) < 2:
             raise InputError(f"{self.path}: needs a line of column names and at least one sample")
-        names, cells = self._split(lines)
+        names, *rows = self._split(lines)
+        if len(names) == 1 and (other := SEPARATOR.search(names[0])):
+            raise InputError(
+                f"{self.path}:1: got {lines[0].strip()[:60]!r}; columns must be separated by "
+                f"commas, not by {other[0]!r}"
+            )
         if all(map(str.isdigit, names)) or len({*names}) < len(names):
             raise InputError(
                 f"{self.path}:1: got {lines[0].strip()[:60]!r}; the first line must name the "
                 "columns, each once"
             )
+        self._check_width(rows, len(names), self.first)
+
+        def kind(cells: Sequence[str]) -> str:
+            given = [cell for cell in cells if cell]
+            whole = all(cell.isascii() and cell.isdigit() for cell in given)
+            return "token" if given and whole else "float"
+
         return [
-            (name, "token" if cell.isascii() and cell.isdigit() else "float")
-            for name, cell in zip(names, cells, strict=False)
+            (name, kind(cells)) for name, cells in zip(names, zip(*rows, strict=True), strict=True)
         ]
 
     def _split(self, lines: Sequence[str]) -> list[list[str]]:
-        return list(csv.reader(lines))
+        rows = list(csv.reader(lines))
+        if len(rows) != len(lines):
+            raise InputError(f"{self.path}: a quoted cell has several lines; allowed: one")
+        return rows
+
+    def _bags(self, part: Any, name: str, first: int) -> Bags:
+        cells = part(first)[name]
+        if all(cells):
+            return super()._bags(part, name, first)
+        given = np.array([bool(cell) for cell in cells])
+        lines = first + np.flatnonzero(given)
+        ids = self._whole([cell for cell in cells if cell], name, lines)
+        return Bags(ids, given.astype(np.int64))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from predictor.errors import InputError, did_you_mean
-from shardopt.config.schema import PIPELINES
+from predictor.model.workload import PIPELINES
 from shardopt.torchrec.logs import logger
 
 

@@ -17,13 +17,11 @@ from search.candidate import Candidate
 from search.feasibility import find_feasible
 from search.improve.annealing import Annealer, AnnealingTask, load_kernel
 from search.improve.kernel import _anneal
-from search.improve.local_search import LocalSearch
 from search.objective import Assignment
 from search.partitioner import GreedyPartitioner
 from search.problem import Problem
 from search.propose.annealed import propose_annealed
 from search.propose.cpsat import propose_by_cpsat
-from search.propose.rescue import rescue
 from search.propose.study import propose_by_study
 from search.stages import with_bound
 from search.state import State, Tools
@@ -72,11 +70,6 @@ def by_feasibility(tools: Tools) -> list[Assignment]:
     return [plan] if plan else []
 
 
-def by_local_search(tools: Tools) -> list[Assignment]:
-    search = LocalSearch(tools.objective, tools.surrogate, 0)
-    return [search.improve(c.assignment, 600)[0] for c in rescue(tools)[0]]
-
-
 def by_baselines(tools: Tools) -> list[Assignment]:
     return list(plan_baselines(tools.objective, tools.surrogate, 0).values())
 
@@ -89,7 +82,6 @@ SEARCHERS: dict[str, Searcher] = {
     "placer": by_placer,
     "baselines": by_baselines,
     "feasibility": by_feasibility,
-    "local search": by_local_search,
 }
 
 

@@ -63,13 +63,13 @@ def test_a_traced_training_gives_its_dense_part(
     model.write_text(head + tables + written.read_text())
     dense = load_model(model).dense
     assert isinstance(dense, MeasuredDense)
-    assert dense.batch_size == workload.batch_size
+    assert dense.measured.batch_size == workload.batch_size
     assert dense.gradient_bytes == 4 * dense_parameters(workload)
     assert dense.optimizer == workload.dense.optimizer
     assert dense.activation_bytes is not None
     assert dense.activation_bytes > 4 * workload.batch_size * sum(workload.dlrm.bottom_mlp)
     steps = [s.measured_ms for t in load_traces([folder]).traces for s in breakdown(t)]
-    assert 0 < sum(getattr(dense, f"{p}_ms") for p in PHASES) < max(steps)
+    assert 0 < sum(getattr(dense.measured, f"{p}_ms") for p in PHASES) < max(steps)
 
 
 @needs_public_data
@@ -82,7 +82,7 @@ def test_a_traced_training_gives_its_dense_part(
 )
 def test_the_dense_part_is_all_but_lookups_and_their_distribution(name: str, least: str) -> None:
     (trace,) = load_traces([TRACES / name]).traces
-    measured = traced_dense([trace], 64).measured
+    measured = traced_dense([trace], 64).dense.measured
     dense_ms = sum(getattr(measured, f"{p}_ms") for p in PHASES)
     most, surely = [], []
     for step in trace.steps:
@@ -101,4 +101,4 @@ def test_the_dense_part_is_all_but_lookups_and_their_distribution(name: str, lea
 @needs_public_data
 def test_ddp_reduces_the_gradients_of_all_parameters() -> None:
     traces = load_traces([TRACES / "hta_nccl_parser_rank0of2.json.gz"])
-    assert traced_dense(traces.traces, 64).measured.gradient_bytes == 4 * RESNET_50
+    assert traced_dense(traces.traces, 64).dense.gradient_bytes == 4 * RESNET_50

@@ -50,3 +50,11 @@ def test_answers_are_frames_pages_and_objects(names: dict[str, Any]) -> None:
         assert shown._repr_html_().count("<tr>") == 1 + len(shown.rows)
         pytest.importorskip("pandas")
         assert shown.to_frame().to_dict("records")[0]["iteration_ms"] == shown.iteration_ms
+
+
+def test_every_code_cell_shows_its_answer_without_a_path_of_a_machine() -> None:
+    cells = [c for c in json.loads(NOTEBOOK.read_text())["cells"] if c["cell_type"] == "code"]
+    assert all(cell["outputs"] for cell in cells)
+    shown = json.dumps([cell["outputs"] for cell in cells])
+    assert str(Path.home()) not in shown
+    assert str(NOTEBOOK.parents[1]) not in shown

@@ -19,7 +19,7 @@ from predictor.model.memory.peak import memory_of_plan
 from predictor.model.memory.ranks import shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
-from predictor.model.workload import Feature, Workload
+from predictor.model.workload import INFERENCE, MODES, Feature, Workload
 from predictor.predict import (
     ITERATION_ERROR,
     PHASES,
@@ -56,7 +56,7 @@ def test_inference_is_the_forward_part_alone() -> None:
     topology = a_topology(4)
     workload = a_workload(a_table("a", 10**6), a_table("b", 10**5), batch_size=8192)
     plan = in_turns(workload, topology)
-    served = replace(workload, training=False)
+    served = replace(workload, mode=INFERENCE)
     trained, alone = (predict(w, topology, device_bound(), plan) for w in (workload, served))
     after = (*TRAINED, "optimizer", "all_reduce")
     forward = {op.name: op.cost_ms for op in trained.graph.ops if op.phase not in after}
@@ -70,7 +70,7 @@ def test_inference_is_the_forward_part_alone() -> None:
 def test_inference_has_no_states_and_no_gradients(device: str) -> None:
     topology = a_topology(2)
     table = a_table("a", 10**6, 64, optimizer="adam", data_type="int8")
-    workload = a_workload(table, training=False)
+    workload = a_workload(table, mode=INFERENCE)
     for kernel in ("fused", "fused_uvm", "dense"):
         kind = T.TABLE_WISE, ComputeKernel(kernel), [(10**6, 64)]
         (memory,) = shard_memory(table, workload, topology, *kind, device=device)
@@ -78,8 +78,8 @@ def test_inference_has_no_states_and_no_gradients(device: str) -> None:
         assert memory.hbm_bytes + memory.ddr_bytes == 10**6 * 80 + memory.io_bytes
     plan = in_turns(workload, topology)
     trained, served = (
-        memory_of_plan(replace(workload, training=training), topology, plan, device)[0].peak
-        for training in (True, False)
+        memory_of_plan(replace(workload, mode=mode), topology, plan, device)[0].peak
+        for mode in MODES
     )
     assert trained is not None
     assert served is not None

@@ -13,7 +13,7 @@ import pytest
 from predictor.cost.errors import CostErrors, known_errors
 from predictor.errors import PlanError
 from predictor.model.plan import ShardingPlan
-from predictor.model.workload import MeasuredDense
+from predictor.model.workload import DenseTimes, MeasuredDense
 from search import expected_gain as of_gains
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import (
@@ -173,7 +173,7 @@ def test_gpu_ranks_are_priced_too() -> None:
 @cache
 def solved(forward_ms: float) -> tuple[Problem, Result]:
     tables = [a_table(f"t{i}", 10**7, 128, 80.0 / (i + 1)) for i in range(6)]
-    dense = MeasuredDense(16384, forward_ms, 2 * forward_ms, 0.1, 2**20)
+    dense = MeasuredDense(DenseTimes(16384, forward_ms, 2 * forward_ms, 0.1, 1.0))
     workload = replace(a_workload(*tables, batch_size=16384), dense=dense)
     problem = a_problem(workload, hosts(4))
     return problem, solve(problem, Stop(effort=0.002), 0)

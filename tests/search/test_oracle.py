@@ -10,7 +10,7 @@ import pytest
 from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
-from predictor.model.workload import Constraints, Workload
+from predictor.model.workload import INFERENCE, Constraints, Workload
 from predictor.units import GIB, MIB
 from search.bound.lower_bound import LowerBound
 from search.objective import Assignment
@@ -103,7 +103,7 @@ def served() -> Workload:
         a_table("b", 800_000, 64, 30.0, data_type="int4"),
         a_table("c", 500_000, 32, 8.0, data_type="fp16"),
     )
-    return replace(a_workload(*tables, batch_size=BIG), training=False)
+    return replace(a_workload(*tables, batch_size=BIG), mode=INFERENCE)
 
 
 CASES = {

@@ -115,9 +115,9 @@ def preferred(
     ranked: list[Candidate],
     limit: float,
     tolerance: float,
-    descent: int,
+    moves: int,
 ) -> tuple[list[Candidate], TieSummary]:
-    return prefer(objective, objective, surrogate, ranked, limit, tolerance, DEFAULT, descent)
+    return prefer(objective, surrogate, objective.score, ranked, limit, tolerance, DEFAULT, moves)
 
 
 def test_no_limit_no_choice() -> None:
@@ -125,7 +125,7 @@ def test_no_limit_no_choice() -> None:
     objective, surrogate, (plan, _) = two_plans(a_problem(a_workload(a_table("a")), hosts(2), CPU))
     ms = float(objective.score([plan])[0])
     ranked = [Candidate(plan, ms, "x")]
-    found, ties = preferred(objective, surrogate, ranked, ms / 2, 0.0, descent=20)
+    found, ties = preferred(objective, surrogate, ranked, ms / 2, 0.0, moves=2000)
     assert found == ranked
     assert ties.plans == 1
     assert ties.decided_by is None
@@ -137,7 +137,7 @@ def test_of_tied_plans_the_fullest_rank_decides() -> None:
     objective, surrogate, (spread, together) = two_plans(problem)
     ms = float(objective.score([together])[0])
     ranked = [Candidate(together, ms, "x")]
-    found, ties = preferred(objective, surrogate, ranked, ms * 1.5, 0.5, descent=300)
+    found, ties = preferred(objective, surrogate, ranked, ms * 1.5, 0.5, moves=2000)
     most = objective.memory(found[0].assignment)[0].max()
     assert ties.decided_by == "memory"
     assert ties.fullest_bytes == (most, objective.memory(together)[0].max())
@@ -150,11 +150,29 @@ def test_where_the_host_sets_the_pace_devices_that_take_longer_do_not_tie() -> N
     objective, surrogate, (_, together) = two_plans(problem)
     ms = float(objective.score([together])[0])
     found, ties = preferred(
-        objective, surrogate, [Candidate(together, ms, "x")], ms * 1.5, TOLERANCE, descent=100
+        objective, surrogate, [Candidate(together, ms, "x")], ms * 1.5, TOLERANCE, moves=2000
     )
     assert found[0].assignment != together
     assert ties.device_ms * (1 + TOLERANCE) < ties.device_range_ms[1]
     assert ties.decided_by == "device time"
+
+
+def test_a_plan_that_a_slow_host_makes_slow_does_not_tie() -> None:
+    """It needs less memory, and twice the launches: two exchanges instead of one."""
+    tables = [a_table(f"t{i}", 20_000_000, 64, 1.0) for i in range(4)]
+    problem = with_host(a_problem(a_workload(*tables, batch_size=16384), hosts(2), H100), 5)
+    objective, surrogate, (spread, _) = two_plans(problem)
+    columns = [
+        next(o for o in options if o.sharding_type == "column_wise" and o.num_shards == 1)
+        for options in objective.space.options
+    ]
+    lean = (*spread[:2], (columns[2], (0,)), (columns[3], (1,)))
+    few = (*((option, (0,)) for option, _ in spread[:3]), spread[3])
+    ranked = [Candidate(plan, 1.0, "x") for plan in (lean, few)]
+    candidates, ties = preferred(objective, surrogate, ranked, 1.5, 0.1, moves=0)
+    assert candidates[0].assignment == few
+    assert ties.decided_by == "expected time"
+    assert ties.expected_ms[0] * 1.1 < ties.expected_ms[1]
 
 
 def test_a_rule_decides_where_the_fastest_plan_differs_from_the_best_by_it() -> None:
@@ -169,7 +187,7 @@ def test_a_rule_decides_where_the_fastest_plan_differs_from_the_best_by_it() -> 
         for ranks in ((0, 1, 0, 0, 0, 0), (0, 1, 0, 0, 0, 1), (0, 1, 0, 0, 1, 1))
     )
     ranked = [Candidate(p, ms, "x") for p, ms in ((fastest, 1.0), (middle, 1.1), (even, 1.2))]
-    found, ties = preferred(objective, surrogate, ranked, 2.0, 1.0, descent=0)
+    found, ties = preferred(objective, surrogate, ranked, 2.0, 1.0, moves=0)
     assert not ties.host_bound
     assert found[0].assignment == middle
     assert ties.decided_by == "balance"
@@ -188,7 +206,7 @@ def test_of_plans_with_as_little_memory_the_simplest_is_chosen() -> None:
     cut = (*whole[:2], *halves[2:])
     limit = 2 * float(objective.score([cut, whole]).max())
     found, ties = preferred(
-        objective, surrogate, [Candidate(cut, 0.1, "x")], limit, 1.0, descent=300
+        objective, surrogate, [Candidate(cut, 0.1, "x")], limit, 1.0, moves=2000
     )
     assert ties.decided_by == "sharding types"
     assert simplicity(found[0].assignment) == simplicity(whole) == (1, 4)
@@ -236,7 +254,7 @@ def test_a_table_in_one_column_shard_becomes_table_wise_where_that_ties() -> Non
     ms = float(objective.score([plan])[0])
     for limit, kept in ((ms / 2, True), (2 * ms, False)):
         found, _ = preferred(
-            objective, surrogate, [Candidate(plan, ms, "x")], limit, 1.0, descent=20
+            objective, surrogate, [Candidate(plan, ms, "x")], limit, 1.0, moves=2000
         )
         kinds = {o.sharding_type for o, _ in found[0].assignment if o.num_shards == 1}
         assert ("column_wise" in kinds) is kept

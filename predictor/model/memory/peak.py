@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from predictor.errors import InfeasibleError
+from predictor.model.dense_settings import DENSE_STATES
 from predictor.model.dlrm_program import OpWriter, dense_program
 from predictor.model.lookup_group import is_stashed
 from predictor.model.memory.blocks import Peak, block_bytes
@@ -27,7 +28,7 @@ from predictor.model.memory.ranks import (
 from predictor.model.op_calls import DenseProgram, Event, Lookup, LookupBackward, OpCall
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DENSE_STATES, MeasuredDense, Workload
+from predictor.model.workload import MeasuredDense, Workload
 from predictor.units import format_bytes
 
 DEFAULT_RESERVE = 0.05

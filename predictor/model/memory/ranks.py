@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from predictor.model.dense_settings import DENSE_STATES
 from predictor.model.lookup_group import is_stashed
 from predictor.model.memory.caches import (
     DEFAULT_CACHE_LOAD_FACTOR,
@@ -20,7 +21,7 @@ from predictor.model.memory.caches import (
 )
 from predictor.model.plan import ROW_SPLITS, ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
-from predictor.model.workload import DENSE_STATES, INDEX_BYTES, Optimizer, Table, Workload
+from predictor.model.workload import INDEX_BYTES, Optimizer, Table, Workload
 from predictor.units import format_bytes, mib
 
 Size = tuple[int, int]

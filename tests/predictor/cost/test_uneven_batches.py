@@ -10,14 +10,15 @@ import pytest
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.uneven_batches import SampleLengths, sample_lengths
 from predictor.hardware.loader import load_hardware
-from predictor.model.length_shares import LengthShares
+from predictor.model.dense_settings import LengthShares
 from predictor.model.plan import TablePlan
-from predictor.model.workload import Feature, MeasuredDense, Table, Workload
+from predictor.model.workload import DenseTimes, Feature, MeasuredDense, Table, Workload
 from predictor.predict import WAITING, Prediction, predict
+from predictor.units import MIB
 from tests.builders import a_topology, a_workload, data_parallel, plan_of, table_wise
 
 SHARES = LengthShares(0.4, 0.5)
-DENSE = MeasuredDense(32, 30.0, 60.0, 1.0, 10**7, length_shares=SHARES)
+DENSE = MeasuredDense(DenseTimes(32, 30.0, 60.0, 1.0, 10**7 / MIB), length_shares=SHARES)
 
 
 def sequence(name: str, deviation: float | None = 80.0, **more: object) -> Table:

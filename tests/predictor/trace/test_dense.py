@@ -72,17 +72,17 @@ def trace(*steps: list[HostEvent], **fields: Any) -> RankTrace:
 
 
 def test_on_the_host_time_of_the_main_thread_counts_without_embedding_modules() -> None:
-    dense = traced_dense([trace(step(0), step(1000, 1.0), step(2000, 1.0))])
-    measured = dense.measured
-    assert dense.steps == 3
+    traced = traced_dense([trace(step(0), step(1000, 1.0), step(2000, 1.0))])
+    dense, measured = traced.dense, traced.dense.measured
+    assert traced.steps == 3
     # 20-300 without 50-150; 300-700 without 500-600 and the all-reduce's start
     assert measured.forward_ms == pytest.approx(0.180)
     assert measured.backward_ms == pytest.approx(0.280)
     assert measured.optimizer_ms == pytest.approx(0.050)
-    assert measured.gradient_bytes == 4000
-    assert (measured.batch_size, measured.optimizer) == (512, "adam")
-    assert measured.activation_bytes is None
-    assert any("profile_memory=True" in note for note in dense.notes)
+    assert dense.gradient_bytes == 4000
+    assert (measured.batch_size, dense.optimizer) == (512, "adam")
+    assert dense.activation_bytes is None
+    assert any("profile_memory=True" in note for note in traced.notes)
 
 
 def test_on_a_device_kernels_count_by_what_launched_them() -> None:
@@ -100,11 +100,12 @@ def test_on_a_device_kernels_count_by_what_launched_them() -> None:
     kernels.append(DeviceEvent("Memcpy HtoD", "memcpy", 7, 650, 660, 10))
     host.append(op("cudaLaunchKernel", 815, 2, kind="runtime", correlation=11))
     kernels.append(DeviceEvent("adam", "kernel", 7, 990, 995, 11))
-    measured = traced_dense([trace(host, device=tuple(kernels))]).measured
+    dense = traced_dense([trace(host, device=tuple(kernels))]).dense
+    measured = dense.measured
     assert measured.forward_ms == pytest.approx(0.100)
     assert measured.backward_ms == pytest.approx(0.080)
     assert measured.optimizer_ms == pytest.approx(0.005)
-    assert measured.gradient_bytes == 4096
+    assert dense.gradient_bytes == 4096
 
 
 def test_activations_are_what_dense_ops_of_the_forward_hold() -> None:
@@ -118,7 +119,7 @@ def test_activations_are_what_dense_ops_of_the_forward_hold() -> None:
         MemoryEvent(MAIN, 210.0, -50_000, 3),
         MemoryEvent(MAIN, 350.0, 90_000, 6),  # in the backward
     )
-    assert traced_dense([trace(step(0), memory=memory)]).measured.activation_bytes == 3_500
+    assert traced_dense([trace(step(0), memory=memory)]).dense.activation_bytes == 3_500
 
 
 def test_a_step_without_a_backward_says_what_to_record() -> None:

@@ -15,7 +15,14 @@ from predictor.model.memory.ranks import plan_memory, shard_memory
 from predictor.model.plan import SERVED, ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.plan_check import check_plan
 from predictor.model.topology import Topology
-from predictor.model.workload import Constraints, DenseArch, Feature, Table, Workload
+from predictor.model.workload import (
+    INFERENCE,
+    Constraints,
+    DenseArch,
+    Feature,
+    Table,
+    Workload,
+)
 from predictor.units import GIB
 from search.space.enumerate import column_width, enumerate_space
 from search.space.filters import deduplicate, prune
@@ -49,7 +56,7 @@ def labels(space: Space, table: int = 0) -> set[str]:
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("pooling", ["sum", "none"])
 def test_inference_has_the_types_of_its_sharders(device: str, pooling: str) -> None:
-    workload = replace(a_workload(a_table(pooling=pooling)), training=False)
+    workload = replace(a_workload(a_table(pooling=pooling)), mode=INFERENCE)
     (options,) = enumerate_space(workload, hosts(4, 2), device).options
     assert {o.sharding_type for o in options} == {*SERVED}
 

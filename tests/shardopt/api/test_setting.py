@@ -7,8 +7,10 @@ import pytest
 from predictor.errors import InputError, PlanError
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.networks import Network
-from predictor.model.plan import ShardingPlan
+from predictor.model.plan import ComputeKernel, ShardingPlan
 from predictor.units import gib
+from search.constraint_costs import relaxed
+from search.space.enumerate import reduced_space
 from shardopt.api.request import Machine
 from shardopt.api.setting import resolve
 
@@ -39,6 +41,23 @@ def test_a_cluster_file_sets_the_nvlink_domain(model: Path, tmp_path: Path) -> N
     assert (setting.topology.world_size, setting.topology.nvlink_domain) == (8, 2)
     assert setting.installed.hbm_cap_bytes[0] == 40 * 2**30
     assert setting.hardware_from == "default"
+
+
+def test_a_width_that_fused_kernels_refuse_is_no_constraint_of_the_user(
+    model: Path, tmp_path: Path
+) -> None:
+    text = model.read_text().replace("embedding_dim: 64", "embedding_dim: 6")
+    text = text.replace("interaction: dot", "interaction: concat")
+    trained, served = tmp_path / "trained.yaml", tmp_path / "served.yaml"
+    trained.write_text(text)
+    served.write_text(f"{text}\nmode: inference\n")
+    kernels = {}
+    for path in (trained, served):
+        setting = resolve(path, Machine(gpus=2))
+        assert relaxed(setting.problem()) is None
+        space = reduced_space(setting.problem())
+        kernels[path] = {o.compute_kernel for options in space.options for o in options}
+    assert kernels == {trained: {ComputeKernel.DENSE}, served: {ComputeKernel.FUSED}}
 
 
 def test_levels_reach_the_topology(model: Path) -> None:

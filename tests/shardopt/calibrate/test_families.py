@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,19 +10,10 @@ from predictor.cost.collectives import OPS
 from shardopt.calibrate import Group, families, lookups, products
 from shardopt.calibrate import points as design
 from shardopt.calibrate.collectives import collective_points
-from shardopt.calibrate.points import (
-    BRIEF,
-    QUICK,
-    TINY,
-    CalibrationSettings,
-    Device,
-    Family,
-    Point,
-)
+from shardopt.calibrate.points import BRIEF, QUICK, TINY, Device, Point
 from shardopt.calibrate.products import BATCH_LAYOUTS, GPU_DTYPES
-from shardopt.calibrate.rows import Measurement, key_of, row_of_samples
+from shardopt.calibrate.rows import key_of
 from shardopt.config.model import load_model
-from shardopt.measure.sampling import CpuTimer, Samples, Timer
 
 pytest.importorskip("scipy")
 
@@ -159,37 +149,6 @@ def test_products_of_a_model_are_measured_before_others(dense: str) -> None:
     assert {(model.batch_size, out, wide), (out, wide, model.batch_size)} & shapes
     assert 0.3 < np.mean([p.test for p in own]) < 0.7
     assert not [p for p in families.alone(QUICK, model) if p in own], "a CPU's are not"
-
-
-class Broken(CpuTimer):
-    """A device that no longer answers."""
-
-    def synchronize(self) -> None:
-        raise RuntimeError("device-side assert")
-
-
-def test_a_point_that_fails_is_a_row_with_its_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("fbgemm_gpu")
-
-    def refuse(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-        if point.params["bytes"] == 2:
-            raise RuntimeError("row_counter_dev ... Float, but found Half\nand a stack")
-        return [row_of_samples(point, Samples((1e-3, 1e-3)))]
-
-    monkeypatch.setitem(families.ALONE, "elementwise", Family("elementwise", refuse))
-    timers = [CpuTimer(2**16), Broken(2**16)]
-    monkeypatch.setattr(families, "timer_of", lambda _: timers.pop(0))
-    points = [Point("elementwise", {"bytes": n}) for n in (1, 2, 3)]
-    settings = CalibrationSettings("nccl", 1, TINY, tmp_path / "rows.csv")
-    device = SimpleNamespace(type="cpu")
-    rows = list(families.measure_points(points, device, settings, lambda _: True))
-    assert [row.point for row in rows] == points
-    failure = "RuntimeError: row_counter_dev ... Float, but found Half"
-    assert [row.failure for row in rows] == [None, failure, None]
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        list(families.measure_points(points, device, settings, lambda _: True))
 
 
 def gpu_lookups(device: Device = LARGE) -> list[Point]:

@@ -19,19 +19,14 @@ from predictor.predict import predict
 from shardopt.calibrate.fitting import CalibratedProfile, Wiring
 from shardopt.calibrate.host import (
     DEEPER,
-    GPU_LOOPS,
     OP_COSTS,
     SHARDING,
-    HostTimer,
     fit_cpu,
     iteration_points,
-    measure_clock,
-    measure_host,
     near_empty,
 )
 from shardopt.calibrate.points import Point
 from shardopt.calibrate.rows import Measurement, Origin
-from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
 from tests.quick import quick_first
 from tests.shardopt.calibrate.synthetic import iteration_rows, with_groups
 
@@ -142,37 +137,6 @@ def test_the_deeper_model_is_the_same_otherwise_and_ranks_joined_by_a_link_are_h
     assert len(many.dense.top_mlp) == len(few.dense.top_mlp) + DEEPER
     assert many.tables == few.tables
     assert rebuilt(iteration_points(ranks=2, link_gbit_s=1.0)[0])[1].local_world_size == 1
-
-
-@pytest.mark.parametrize("what", GPU_LOOPS)
-def test_host_times_are_of_one_of_many(what: str) -> None:
-    pytest.importorskip("torch")
-    (row,) = measure_host(Point("host", {"what": what}), CpuTimer(2**16), 0.0)
-    assert row.n >= CLEAN_ENOUGH
-    assert 0 < row.p10_us <= row.median_us < 1e4
-    assert row.facts == {}, "a CPU has nothing to say of itself"
-
-
-def test_a_tiny_kernel_is_timed_between_events_and_by_itself() -> None:
-    pytest.importorskip("torch")
-    (row,) = measure_clock(Point("clock", {}), CpuTimer(2**16), 0.0)
-    assert row.n >= CLEAN_ENOUGH
-    assert 0 < row.facts["kernel_us"] < 1e4
-
-
-def test_the_host_is_timed_while_no_device_works() -> None:
-    waits: list[str] = []
-
-    class Device(CpuTimer):
-        def synchronize(self) -> None:
-            waits.append("device")
-
-    clock = HostTimer(Device(2**16))
-    calls: list[str] = []
-    clock.flush()
-    clock.sample(lambda: calls.append("call"))
-    assert waits == ["device"]
-    assert calls == ["call"]
 
 
 @pytest.mark.parametrize(

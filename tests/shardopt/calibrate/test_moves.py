@@ -15,15 +15,12 @@ from shardopt.calibrate.moves import (
     FAMILIES,
     fit_cpu,
     fit_gpu,
-    measure_copy_h2d,
-    measure_streaming,
     predict_copies,
     predict_moves,
     predict_streaming,
 )
 from shardopt.calibrate.points import QUICK, Point
 from shardopt.calibrate.rows import Measurement, Origin
-from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
 from tests.shardopt.calibrate.synthetic import changed, cpu_rows, row
 
 pytest.importorskip("scipy")
@@ -52,16 +49,6 @@ def test_only_copies_of_columns_count_and_nothing_is_faster_than_streaming() -> 
     assert moves(BASE, pooled=50.0) == moves(BASE)
     bound = moves(BASE, elementwise=1e4, jagged=0.01)
     assert bound == {"columns": 1.0, "bucketize_ns_per_id": 0.0}
-
-
-def test_copies_and_reads_are_of_their_bytes() -> None:
-    pytest.importorskip("torch")
-    for measure, family in ((measure_copy_h2d, "copy_h2d"), (measure_streaming, "streaming")):
-        (small,), (large,) = (
-            measure(Point(family, {"bytes": size}), CpuTimer(2**16), 0.0) for size in (2**12, 2**25)
-        )
-        assert large.n >= CLEAN_ENOUGH
-        assert large.p90_us >= large.median_us > small.median_us >= small.p10_us > 0
 
 
 GPU = load_hardware("h100-sxm")

@@ -8,14 +8,22 @@ import pytest
 
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from shardopt.calibrate.points import QUICK, Point
-from shardopt.calibrate.products import _batched, _gathers, interaction_points, measure_gemm
-from shardopt.calibrate.rows import Measurement
-from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
-from tests.shardopt.calibrate.synthetic import CALL_US, cpu_rows, with_groups
+from shardopt.calibrate import families
+from shardopt.calibrate.fitting import CalibratedProfile, Wiring
+from shardopt.calibrate.points import QUICK, Device
+from shardopt.calibrate.products import (
+    _batched,
+    _gathers,
+    fit_gpu,
+    interaction_points,
+    predict_gemms,
+)
+from shardopt.calibrate.rows import Measurement, Origin
+from tests.shardopt.calibrate.synthetic import CALL_US, changed, cpu_rows, row, with_groups
 
 pytest.importorskip("scipy")
 
+GPU = Device(80 * 2**30, 1024 * 2**30)
 QUICK_ONES = interaction_points(QUICK)
 
 
@@ -46,11 +54,19 @@ def test_what_was_not_measured_is_not_found() -> None:
     assert _gathers(rows(hw, "dot"), hw, CALL_US) == {}, "no products to take off"
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
-def test_every_type_is_multiplied_and_none_changes_the_next(dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    before = torch.get_float32_matmul_precision()
-    params = {"m": 64, "n": 8, "k": 16, "dtype": dtype, "layout": "nt"}
-    (found,) = measure_gemm(Point("gemm", params), CpuTimer(2**16), 0.0)
-    assert found.n >= CLEAN_ENOUGH
-    assert torch.get_float32_matmul_precision() == before == "highest"
+def test_a_data_type_with_kernels_of_its_own_keeps_no_constant_of_others() -> None:
+    """Half-precision rows whose fitted half is slower than those held out: their rate stays."""
+    base = load_hardware("h100-sxm")
+    true = changed(base, "gemm", **{"tflops.fp32": 48.0, "floor_us": 4.0})
+    points = [p for p in families.alone(QUICK, gpu=GPU) if p.family == "gemm"]
+    rows = []
+    for point in points:
+        half = point.params["dtype"] == "fp16"
+        if half or point.params["dtype"] == "fp32":
+            ms = float(predict_gemms(true, [row(point, 1.0)])[0])
+            rows.append(row(point, ms * (1.2 if half and not point.test else 1.0)))
+    draft = fit_gpu(CalibratedProfile(rows, Origin("m", "t"), Wiring(1), base, base))
+    assert draft.profile.gemm.floor_us == pytest.approx(4.0, rel=0.05)
+    assert draft.profile.gemm.tflops["fp32"] == pytest.approx(48.0, rel=0.05)
+    assert draft.profile.gemm.tflops["fp16"] == base.gemm.tflops["fp16"]
+    assert draft.errors["gemm fp32"].mape < 0.01

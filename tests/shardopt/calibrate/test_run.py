@@ -95,11 +95,14 @@ def test_rows_say_their_runtime_and_two_are_never_mixed(
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     """Every point that was measured, in order; it takes 20 s, and is uneven unless it is a
     collective's second time."""
+    pytest.importorskip("fbgemm_gpu")
+    from shardopt.calibrate import kernels, together
+
     done = list[Point]()
     monkeypatch.setattr(run, "origin", lambda backend: ORIGIN)
     monkeypatch.setattr(run.time, "monotonic", lambda: 20.0 * len(done))
 
-    def measure_points(
+    def measured_points(
         points: list[Point], _device: object, _settings: object, lasts: Callable[[float], bool]
     ) -> Iterator[Measurement]:
         for point in points:
@@ -117,7 +120,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     alone = None, SimpleNamespace(share=lambda value: value)
     monkeypatch.setattr(run, "joined_ranks", lambda *_: nullcontext(alone))
     monkeypatch.setattr(run.logging, "disable", lambda _: None)
-    monkeypatch.setattr(families, "measure_points", measure_points)
+    monkeypatch.setattr(kernels, "measure_alone", measured_points)
+    monkeypatch.setattr(together, "measure_together", measured_points)
     monkeypatch.setattr(run, "run_ranks", run_ranks)
     return done
 
@@ -164,10 +168,13 @@ def test_a_limit_leaves_time_for_all_ranks_and_the_same_command_goes_on(
 
 def test_iterations_that_there_is_no_time_for_are_left_to_the_next_run() -> None:
     """They take most of a minute on a busy machine, and begin last."""
+    pytest.importorskip("fbgemm_gpu")
+    from shardopt.calibrate import together
+
     device: Any = SimpleNamespace(type="cpu")
     points = host.iteration_points(2)
     asked = settings(Path())
-    late = host.measure_iterations(points, device, asked, go_on=lambda: False, later=True)
+    late = together.measure_iterations(points, device, asked, go_on=lambda: False, later=True)
     assert list(late) == []
 
 

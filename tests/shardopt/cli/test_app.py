@@ -207,8 +207,8 @@ raise SystemExit(entry.main())
 """
 SEARCHING = (
     "import sys; from shardopt.__main__ import main; "
-    "from search.improve.local_search import LocalSearch; "
-    "improve = LocalSearch.improve; LocalSearch.improve = lambda *a: "
+    "from search.improve.annealing import Annealer; "
+    "improve = Annealer.improve; Annealer.improve = lambda *a: "
     "(print('begun', file=sys.stderr, flush=True), improve(*a))[1]; raise SystemExit(main())"
 )
 

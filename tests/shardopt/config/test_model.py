@@ -14,10 +14,10 @@ import pytest
 
 import shardopt
 from predictor.errors import InputError
+from predictor.model.dense_settings import LengthShares
 from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
-from predictor.model.length_shares import LengthShares
 from predictor.model.plan import ComputeKernel, ShardingType
-from predictor.model.workload import Constraints, DcnV2, DenseArch, MeasuredDense, QComm
+from predictor.model.workload import Constraints, DcnV2, DenseArch, DenseTimes, MeasuredDense, QComm
 from shardopt.api.answer import plan
 from shardopt.api.request import PlanRequest
 from shardopt.config import load_model, read_model
@@ -239,9 +239,8 @@ dense:
 
 def test_measured_times_are_read(write: Callable[[str], Path]) -> None:
     workload, notes, _ = read_model(write(MEASURED))
-    assert workload.dense == MeasuredDense(
-        8192, 3.1, 6.4, 0.3, 210 * 2**20, round(6.2 * 2**30), optimizer="adam"
-    )
+    times = DenseTimes(8192, 3.1, 6.4, 0.3, 210.0, 6.2)
+    assert workload.dense == MeasuredDense(times, optimizer="adam")
     assert not notes
 
 
@@ -262,13 +261,14 @@ def test_another_batch_size_is_noted_as_an_extrapolation(write: Callable[[str], 
     assert "extrapolation" in note
     assert isinstance(workload.dense, MeasuredDense)
     half = workload.dense.at_batch_size(4096)
-    assert (half.forward_ms, half.backward_ms, half.optimizer_ms) == (1.55, 3.2, 0.3)
+    times = half.measured
+    assert (times.forward_ms, times.backward_ms, times.optimizer_ms) == (1.55, 3.2, 0.3)
     assert half.gradient_bytes == workload.dense.gradient_bytes
     assert half.activation_bytes == pytest.approx(3.1 * 2**30)
 
 
 def test_where_layers_are_needed_the_message_says_so() -> None:
-    workload = a_workload(dense=MeasuredDense(512, 1.5, 2.5, 0.25, 0))
+    workload = a_workload(dense=MeasuredDense(DenseTimes(512, 1.5, 2.5, 0.25, 0.0)))
     with pytest.raises(InputError, match="in_features, bottom_mlp"):
         _ = workload.dlrm
 

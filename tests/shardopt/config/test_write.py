@@ -8,14 +8,15 @@ import pytest
 import yaml
 
 from predictor.errors import InputError
+from predictor.model.dense_settings import LengthShares
 from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
-from predictor.model.length_shares import LengthShares
 from predictor.model.plan import ShardingType
 from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import (
     Constraints,
     DcnV2,
     DenseArch,
+    DenseTimes,
     Feature,
     MeasuredDense,
     QComm,
@@ -75,10 +76,11 @@ def everything() -> Workload:
 def unusual() -> list[Workload]:
     """Dense parts by their times; sequences, in hash tables and in others."""
     longer = (Feature("ids", 50.0, pooling_factor_std=75.0),)
+    times = DenseTimes(512, 1.5, 2.5, 0.25, 3.0)
     ids = {"features": longer, "module": "ec", "pooling": "none"}
     return [
-        a_workload(dense=MeasuredDense(512, 1.5, 2.5, 0.25, 3 * 2**20, None, "adagrad", 50.0, 13)),
-        a_workload(dense=MeasuredDense(512, 1.5, 2.5, 0.25, 3 * 2**20, 3 * 2**30)),
+        a_workload(dense=MeasuredDense(times, 13, "adagrad", bucket_cap_mb=50.0)),
+        a_workload(dense=MeasuredDense(replace(times, activation_gib=3.0))),
         a_workload(a_table(index_dedup=True, **ids)),
         a_workload(a_table(storage="dynamicemb", stash_weights=True, **ids)),
     ]

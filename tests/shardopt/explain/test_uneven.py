@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from predictor.hardware.loader import load_hardware
-from predictor.model.length_shares import LengthShares
-from predictor.model.workload import Feature, MeasuredDense, Workload
+from predictor.model.dense_settings import LengthShares
+from predictor.model.workload import DenseTimes, Feature, MeasuredDense, Workload
 from predictor.predict import WAITING
 from predictor.predict import predict as predict_plan
 from search.tune.knobs import Case, steps
@@ -18,7 +18,8 @@ from tests.builders import a_table, a_topology, a_workload, in_turns
 
 def histories(deviation: float | None) -> Workload:
     feature = Feature("f", 100.0, pooling_factor_std=deviation)
-    dense = MeasuredDense(32, 30.0, 60.0, 1.0, 0, length_shares=LengthShares(0.5, 0.4))
+    shares = LengthShares(0.5, 0.4)
+    dense = MeasuredDense(DenseTimes(32, 30.0, 60.0, 1.0, 0.0), length_shares=shares)
     return a_workload(a_table(features=(feature,), pooling="none"), batch_size=32, dense=dense)
 
 

@@ -290,6 +290,31 @@ def test_comma_separated_logs_with_a_line_of_names(tmp_path: Path) -> None:
             open_source(path, None)
 
 
+def test_an_empty_cell_is_a_sample_without_an_id(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("a,b,seconds\n,1,10\n3,,10.5\n4,2,\n")
+    found = counts(path)
+    assert list(found) == ["a", "b"]
+    same(found["a"], np.array([3, 4]))
+    same(found["b"], np.array([1, 2]))
+    assert [(f.samples, f.empty) for f in found.values()] == [(3, 1), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b,c\n1,2\n3,4,5\n", "log.csv:2: has 2 columns; line 1 has 3"),
+        ("a,b\n1,2\n3,4,5\n", "log.csv:3: has 3 columns; line 1 has 2"),
+        ("a;b\n1;2\n", "separated by commas, not by ';'"),
+        ('a,b\n1,"x\ny"\n2,z\n', "several lines"),
+    ],
+)
+def test_broken_tables_are_told_with_their_line(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    assert words in error(path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

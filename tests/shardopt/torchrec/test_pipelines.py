@@ -16,8 +16,8 @@ from torchrec.distributed.train_pipeline import experimental_pipelines, train_pi
 from torchrec.distributed.types import PipelineType
 
 from predictor.errors import InputError
+from predictor.model.workload import PIPELINES
 from shardopt.config import load_model
-from shardopt.config.schema import PIPELINES
 from shardopt.torchrec import to_yaml
 from shardopt.torchrec.pipelines import KNOWN, priced_as
 from tests.shardopt.torchrec.hook_models import Model, bag, factors, planner, problem_of, topology

@@ -15,9 +15,9 @@ from predictor.model.distribution import Uniform, Zipf
 from predictor.model.memory.ranks import ShardMemory, shard_memory
 from predictor.model.plan import HASHED, ComputeKernel, ShardingType
 from predictor.model.topology import Topology
-from predictor.model.workload import Feature, MeasuredDense, Table, Workload
+from predictor.model.workload import DenseTimes, Feature, MeasuredDense, Table, Workload
 from predictor.predict import predict
-from predictor.units import GIB
+from predictor.units import GIB, MIB
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
@@ -25,9 +25,7 @@ from tests.builders import cut, plan_of
 
 HW = load_hardware("h100-sxm")
 WORLD = 8
-DENSE = MeasuredDense(
-    batch_size=8192, forward_ms=3.4, backward_ms=2.2, optimizer_ms=0.0, gradient_bytes=4
-)
+DENSE = MeasuredDense(DenseTimes(8192, 3.4, 2.2, 0.0, gradient_mib=4 / MIB))
 
 
 def lookup(kernel: ComputeKernel, factor: float = 0.2) -> LookupShard:

@@ -25,8 +25,16 @@ from predictor.model.memory.peak import (
 from predictor.model.memory.ranks import RankMemory, resident_bytes
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Feature, MeasuredDense, Table, Workload
-from predictor.units import GIB
+from predictor.model.workload import (
+    INFERENCE,
+    DenseArch,
+    DenseTimes,
+    Feature,
+    MeasuredDense,
+    Table,
+    Workload,
+)
+from predictor.units import GIB, MIB
 from search.space.enumerate import shard_sizes_and_offsets
 
 DENSE = DenseArch(13, (64, 32), (128, 1), "concat", optimizer="adam")
@@ -122,7 +130,7 @@ def test_a_peak_is_shared_only_where_all_that_it_depends_on_is_the_same() -> Non
     other_plan = a_plan(base, [0, 1, 2, 3], [ShardingType.ROW_WISE])
     table_wise = a_plan(base, [0, 1, 2, 3], [ShardingType.TABLE_WISE])
     weighted = replace(base, tables=tuple(replace(t, weighted=True) for t in base.tables))
-    workloads = [base, replace(base, train_pipeline="sparse_dist"), replace(base, training=False)]
+    workloads = [base, replace(base, train_pipeline="sparse_dist"), replace(base, mode=INFERENCE)]
     for workload in (*workloads, weighted, replace(base, name="renamed")):
         for plan in (table_wise, other_plan):
             (exchanges_of_first, *_) = exchanges(base, TOPOLOGY, plan)
@@ -158,10 +166,10 @@ def test_what_is_left_for_shards() -> None:
 
 
 def test_measured_activations_are_there_until_the_backward() -> None:
-    measured = MeasuredDense(256, 1.0, 1.0, 1.0, 4000, activation_bytes=10**6)
-    workload = replace(a_workload(256, 2), dense=measured)
+    times = DenseTimes(256, 1.0, 1.0, 1.0, 4000 / MIB, 10**6 / GIB)
+    workload = replace(a_workload(256, 2), dense=MeasuredDense(times))
     outputs = 2 * 256 * 32 * 4
     assert activation_bytes(workload, program_of(workload)) == 10**6 + outputs
     assert default_reserve(workload) == DEFAULT_RESERVE
-    unknown = replace(workload, dense=replace(measured, activation_bytes=None))
+    unknown = replace(workload, dense=MeasuredDense(replace(times, activation_gib=None)))
     assert default_reserve(unknown) == UNKNOWN_RESERVE

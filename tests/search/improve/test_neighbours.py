@@ -1,0 +1,68 @@
+"""Neighbours of a plan fit, and some move whole exchanges."""
+
+from __future__ import annotations
+
+import random
+
+from predictor.model.plan import ShardingType
+from search.baselines.starting_plans import pick
+from search.improve.merges import ExchangeMerges
+from search.improve.neighbours import Neighbours
+from search.objective import Assignment, Objective, apply
+from search.partitioner import GreedyPartitioner
+from search.surrogate import Surrogate
+from tests.search.problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    assert_valid,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
+
+
+def test_neighbours_fit_and_differ() -> None:
+    objective, surrogate = objective_of(random_problem(1))
+    rng = random.Random(0)
+    base = next(p for p in (random_plan(objective, rng) for _ in range(500)) if objective.fits(p))
+    neighbours = list(Neighbours(objective, surrogate, 0).of(base))
+    assert neighbours
+    for change in neighbours:
+        after = apply(base, change)
+        assert_valid(objective, after)
+        assert after != base
+
+
+def table_wise() -> tuple[Objective, Surrogate, Assignment]:
+    tables = [a_table(f"t{i}", 10**6, 128, 20.0) for i in range(8)]
+    objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(4)))
+    options = [pick(o, ShardingType.TABLE_WISE) for o in objective.space.options]
+    base = GreedyPartitioner(objective, surrogate).place_all(options)
+    assert base is not None
+    return objective, surrogate, base
+
+
+def test_whole_exchanges_and_parts_of_them_move() -> None:
+    objective, surrogate, base = table_wise()
+    changes = list(ExchangeMerges(objective, surrogate).some(base, random.Random(0)))
+    assert {len(change) for change in changes} == {8, 4, 2}
+    for change in changes:
+        assert len({option.exchange for option, _ in change.values()}) == 1
+        assert_valid(objective, apply(base, change))
+    neighbours = Neighbours(objective, surrogate, 0).of(base)
+    assert any(len(change) > 2 for change in neighbours)
+
+
+def test_one_column_shard_keeps_its_rank() -> None:
+    """It joins the exchange of column-wise tables without moving a byte."""
+    objective, surrogate, base = table_wise()
+    changes = ExchangeMerges(objective, surrogate).some(base, random.Random(0))
+    columns = next(
+        c for c in changes if next(iter(c.values()))[0].sharding_type is ShardingType.COLUMN_WISE
+    )
+    assert len(columns) == 8
+    assert {t: ranks for t, (_, ranks) in columns.items()} == {
+        t: ranks for t, (_, ranks) in enumerate(base)
+    }
