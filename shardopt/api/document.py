@@ -24,7 +24,7 @@ from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result, TieSummary
 from search.tune.advice import Advised, NotTried, OtherMachine
-from shardopt.api.json_object import Held, JsonObject, Object, drawn, key
+from shardopt.api.json_object import JsonObject, Object, Opaque, drawn, key
 from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes
 from shardopt.explain.deciding import DecidingConstant
@@ -53,7 +53,7 @@ class Facts(JsonObject):
     batch_size: int = key("Samples per rank and iteration.")
     network: Object | None = key("``kind`` and ``per_gpu_gbps``, where it was named.", default=None)
     replica_groups: Object | None = key("2D parallelism, where there is some.", default=None)
-    setting: Held[Setting] = drawn()
+    setting: Opaque[Setting] = drawn()
 
 
 # --- advice and constraints ---------------------------------------------------------------------
@@ -246,8 +246,8 @@ class PredictedPlan(Headline):
         "Part of a captured module -> device time in ms of its forward and backward."
     )
     replica_sync: ReplicaSyncTimes | None = key("Null where no table is copied.")
-    prediction: Held[Prediction] = drawn()
-    sharding_plan: Held[ShardingPlan] = drawn()
+    prediction: Opaque[Prediction] = drawn()
+    sharding_plan: Opaque[ShardingPlan] = drawn()
 
     @classmethod
     def of(cls, sharding: ShardingPlan, prediction: Prediction, /, **keys: Any) -> Self:
@@ -311,7 +311,7 @@ class InUse(JsonObject):
     horizon: int | None = key("Steps over which a move had to pay for itself.")
     moved: list[str] = key("Tables that differ in the best plan.")
     moved_bytes: int = key("Weights and optimizer state that reach a rank that did not hold them.")
-    sharding_plan: Held[ShardingPlan] = drawn()
+    sharding_plan: Opaque[ShardingPlan] = drawn()
 
 
 class MoveAnswer(JsonObject):
@@ -438,8 +438,8 @@ class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
         "Gain over TorchRec's plan: ``value``, ``low``, ``high``; null where that was not timed.",
         default=None,
     )
-    confirmation: Held[Confirmation] | None = drawn()
-    torchrecs: Held[ShardingPlan] | None = drawn()
+    confirmation: Opaque[Confirmation] | None = drawn()
+    torchrecs: Opaque[ShardingPlan] | None = drawn()
 
     @property
     def best(self) -> FoundPlan:

@@ -12,10 +12,10 @@ Object = dict[str, Any]
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    Held = Annotated[T, "passed on without validation"]
+    Opaque = Annotated[T, "passed on without validation"]
 else:
 
-    class Held:
+    class Opaque:
         """A type of this program, which pydantic does not look into."""
 
         def __class_getitem__(cls, kind: type) -> Any:
