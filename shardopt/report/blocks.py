@@ -101,7 +101,7 @@ class View:
     """All forms of what a command answers.
 
     Args:
-        data: what ``--json`` prints.
+        data: answer that ``--json`` prints.
         full: the report.
         brief: the report under ``--quiet``.
         notes: what stands on stderr beside any of them, unless ``--quiet``.
