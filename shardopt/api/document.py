@@ -24,6 +24,7 @@ from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result, TieSummary
 from search.tune.advice import Advised, NotTried, OtherMachine
+from search.tune.trial import TRIED
 from shardopt.api.json_object import JsonObject, Object, Opaque, drawn, key
 from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes
@@ -466,6 +467,7 @@ class TuneTrial(JsonObject):
     reason: str | None
     objectives: dict[str, float] | None = key("Null unless searched.")
     bound: dict[str, float] | None = key("No plan of the setting has smaller objectives.")
+    as_given: bool = drawn()
 
 
 class TuneMember(JsonObject):
@@ -494,6 +496,27 @@ class TuneKeys(JsonObject):
     front: list[TuneMember] = key("Best by the first objective first.")
     stopped_by: str = key("``trials``, ``exhausted``, ``time`` or ``interrupted``.")
     study: str | None = key("Its name in the storage.")
+
+    @property
+    def goal(self) -> str:
+        """The first objective."""
+        return next(iter(self.objectives))
+
+    @property
+    def choices(self) -> list[str]:
+        """Parameters that had a choice."""
+        return [name for name, values in self.values.items() if len(values) > 1]
+
+    @property
+    def tried(self) -> int:
+        """Settings that were searched, ruled out or found to have no plan."""
+        return sum(trial.state in TRIED for trial in self.trials)
+
+    @property
+    def as_given(self) -> TuneTrial | None:
+        """The trial of the case as given, if it was searched."""
+        given = (trial for trial in self.trials if trial.as_given and trial.objectives is not None)
+        return next(given, None)
 
 
 class TuneAnswer(PlanAnswer):
