@@ -52,18 +52,18 @@ def _ranks(distribution: Distribution, rows: int, count: int, rng: np.random.Gen
 
 def counted(ids: Ids, limit: int = 2**20, chunks: int = 1) -> FeatureCounts:
     """Counts of ids, one a sample."""
-    found = FeatureCounts(limit)
+    counts = FeatureCounts(limit)
     for part in np.array_split(ids, chunks):
-        found.add(Bags(part))
-    return found
+        counts.add(Bags(part))
+    return counts
 
 
-def measured(found: FeatureCounts, rows: int) -> EmpiricalByRange:
+def measured(counts: FeatureCounts, rows: int) -> EmpiricalByRange:
     """Return the distribution that model.yaml gets from the counts."""
-    spectrum = found.spectrum(rows)
+    spectrum = counts.spectrum(rows)
     mixture = estimate(spectrum, fit_zipf(spectrum))
-    whole = Empirical(tuple(mixture.counts.tolist()), tuple(mixture.probs.tolist()))
-    return EmpiricalByRange(whole, mixture.range_rows, spectrum.range_width, rows)
+    overall = Empirical(tuple(mixture.counts.tolist()), tuple(mixture.probs.tolist()))
+    return EmpiricalByRange(overall, mixture.range_rows, spectrum.range_width, rows)
 
 
 def distinct(ids: Ids, draws: int, seed: int = 0) -> float:
@@ -74,6 +74,6 @@ def distinct(ids: Ids, draws: int, seed: int = 0) -> float:
     return float(np.mean([len(np.unique(part)) for part in tried]))
 
 
-def bins_of(found: FeatureCounts, rows: int) -> Bins:
+def bins_of(counts: FeatureCounts, rows: int) -> Bins:
     """The whole table."""
-    return measured(found, rows).bins(rows)
+    return measured(counts, rows).bins(rows)

@@ -47,11 +47,11 @@ def data(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def equal(one: FeatureCounts, other: FeatureCounts) -> None:
-    left, right = one.state(), other.state()
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        assert np.array_equal(value, right[name]), name
+def equal(counts: FeatureCounts, expected: FeatureCounts) -> None:
+    state, expected_state = counts.state(), expected.state()
+    assert state.keys() == expected_state.keys()
+    for name, value in state.items():
+        assert np.array_equal(value, expected_state[name]), name
 
 
 @pytest.mark.parametrize("kills", [(4,), (13,), (3, 2, 9)])
@@ -63,15 +63,15 @@ def test_killed_and_continued_gives_the_same(
         words = [str(checkpoint), "2", str(chunks), *map(str, data)]
         done = subprocess.run([sys.executable, "-c", KILLED, *words], check=False)
         assert done.returncode == -9
-    seen: list[int] = []
-    (found,) = collect(
-        data, READING, checkpoint=checkpoint, on_chunk=lambda _, n: seen.append(n)
+    samples_read: list[int] = []
+    (continued,) = collect(
+        data, READING, checkpoint=checkpoint, on_chunk=lambda _, n: samples_read.append(n)
     ).values()
-    assert seen[0] > 500
-    whole = collect(data, READING)[WHOLE]
-    assert whole["cat_0"].hot is not None
-    for name in whole:
-        equal(found[name], whole[name])
+    assert samples_read[0] > 500
+    uninterrupted = collect(data, READING)[WHOLE]
+    assert uninterrupted["cat_0"].hot is not None
+    for name in uninterrupted:
+        equal(continued[name], uninterrupted[name])
 
 
 def test_a_checkpoint_of_something_else_is_refused(data: list[Path], tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ def test_every_sample_is_in_its_window(samples: list[tuple[int, int]]) -> None:
     # the id of a sample is its day, so that the bags of a window show where they come from
     ids = np.repeat((times // DAY).astype(np.int64), lengths)
     chunk = Chunk(0, "row", {"f": Bags(ids, lengths)}, times)
-    found = list(TimeWindow("when", DAY).split(chunk))
-    assert sum(part.bags["f"].samples for _, part in found) == len(samples)
-    assert sum(len(part.bags["f"].ids) for _, part in found) == len(ids)
-    for start, part in found:
+    windows = list(TimeWindow("when", DAY).split(chunk))
+    assert sum(part.bags["f"].samples for _, part in windows) == len(samples)
+    assert sum(len(part.bags["f"].ids) for _, part in windows) == len(ids)
+    for start, part in windows:
         assert set(part.bags["f"].ids.tolist()) <= {start // DAY}
 
 
@@ -139,7 +139,7 @@ def test_lengths_that_go_together_are_found_in_data(tmp_path: Path, chunk_rows: 
     parquet.write_table(table(columns), tmp_path / "data.parquet")
     reading = ReadOptions(chunk_rows=chunk_rows)
     counts = collect([tmp_path / "data.parquet"], reading)[WHOLE]
-    found = {f.name: f for f in summarise(counts, reading, 0)}
+    features = {f.name: f for f in summarise(counts, reading, 0)}
     for name, correlation in (("item", 1.0), ("action", 1.0), ("country", 0.0)):
-        assert found[name].length_correlation == pytest.approx(correlation, abs=1e-6)
-    assert found["item"].pooling_factor_max == history.max()
+        assert features[name].length_correlation == pytest.approx(correlation, abs=1e-6)
+    assert features["item"].pooling_factor_max == history.max()

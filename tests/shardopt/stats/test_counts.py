@@ -46,14 +46,14 @@ def test_rows_of_the_sample_are_counted_exactly(chunks: list[list[int]], limit: 
 def test_the_sample_depends_on_neither_order_nor_chunks(
     chunks: list[list[int]], limit: int, random: object
 ) -> None:
-    one, other = IdSample(limit), IdSample(limit)
-    feed(one, chunks)
+    in_chunks, in_order = IdSample(limit), IdSample(limit)
+    feed(in_chunks, chunks)
     ids = [i for chunk in chunks for i in chunk]
     random.shuffle(ids)  # type: ignore[attr-defined]
-    feed(other, [ids[:7], ids[7:]])
-    assert one.level == other.level
-    assert one.ids.tolist() == other.ids.tolist()
-    assert one.counts.tolist() == other.counts.tolist()
+    feed(in_order, [ids[:7], ids[7:]])
+    assert in_chunks.level == in_order.level
+    assert in_chunks.ids.tolist() == in_order.ids.tolist()
+    assert in_chunks.counts.tolist() == in_order.counts.tolist()
 
 
 @given(streams, st.integers(1, 20))
@@ -72,11 +72,11 @@ def test_hot_rows_are_bounded_from_both_sides(chunks: list[list[int]], capacity:
 def test_the_number_of_rows_is_estimated_within_its_error() -> None:
     limit = 4000
     ids = draw(DISTRIBUTIONS["zipf 0.8"], 300_000, 400_000, 1, shuffled=True)
-    found = counted(ids, limit, chunks=9)
-    assert found.sample.level > 3
+    counts = counted(ids, limit, chunks=9)
+    assert counts.sample.level > 3
     sigma = 1.2 / limit**0.5
     true = len(np.unique(ids))
-    assert found.spectrum(300_000).distinct == pytest.approx(true, rel=4 * sigma)
+    assert counts.spectrum(300_000).distinct == pytest.approx(true, rel=4 * sigma)
 
 
 def test_hottest_rows_beyond_the_limit() -> None:

@@ -45,19 +45,19 @@ def test_rows_and_draws_add_up(ids: list[int], rows: int, limit: int) -> None:
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=80))
 @settings(max_examples=60, deadline=None)
 def test_the_curve_ends_at_the_distinct_rows_and_never_passes_the_draws(ids: list[int]) -> None:
-    draws, seen = counted(np.array(ids)).spectrum(31).curve()
+    draws, distinct = counted(np.array(ids)).spectrum(31).curve()
     assert draws[-1] == len(ids)
-    assert seen[-1] == pytest.approx(len(set(ids)))
-    assert seen[0] == pytest.approx(1)
-    assert (np.diff(seen) >= -1e-9).all()
-    assert (seen <= draws + 1e-9).all()
+    assert distinct[-1] == pytest.approx(len(set(ids)))
+    assert distinct[0] == pytest.approx(1)
+    assert (np.diff(distinct) >= -1e-9).all()
+    assert (distinct <= draws + 1e-9).all()
 
 
 def test_the_curve_is_that_of_picking_from_the_sample() -> None:
     ids = draw(DISTRIBUTIONS["zipf 1.05"], ROWS, 20_000, 0, shuffled=True)
-    draws, seen = counted(ids).spectrum(ROWS).curve()
+    draws, distinct = counted(ids).spectrum(ROWS).curve()
     rng = np.random.default_rng(0)
-    for n, expected in zip(draws[6:-1:3], seen[6:-1:3], strict=True):
+    for n, expected in zip(draws[6:-1:3], distinct[6:-1:3], strict=True):
         tried = [len(np.unique(rng.permutation(ids)[: int(n)])) for _ in range(30)]
         assert expected == pytest.approx(np.mean(tried), rel=0.01)
 
@@ -106,28 +106,28 @@ def test_row_ranges_have_their_own_share(shuffled: bool) -> None:
     for first, last in pairwise(edges):
         part = distribution.between(first, last, ROWS)
         assert part is not None
-        mine = ids[(ids >= first) & (ids < last)]
+        in_range = ids[(ids >= first) & (ids < last)]
         assert part.rows == pytest.approx(last - first, rel=0.02)
         # a hot row inside the range that the edge cuts counts for both sides
-        assert part.mass == pytest.approx(len(mine) / len(ids), rel=0.05, abs=0.002)
+        assert part.mass == pytest.approx(len(in_range) / len(ids), rel=0.05, abs=0.002)
         drawn = np.random.default_rng(0).permutation(ids)[:50_000]
-        seen = len(np.unique(drawn[(drawn >= first) & (drawn < last)]))
+        distinct = len(np.unique(drawn[(drawn >= first) & (drawn < last)]))
         # of cold ranges a sample this small says how many ids they get, less how these repeat:
         # where ids lie in order of frequency a tenth too few distinct rows is what it comes to
-        assert part.unique(50_000) == pytest.approx(seen, rel=0.06 if shuffled else 0.1)
+        assert part.unique(50_000) == pytest.approx(distinct, rel=0.06 if shuffled else 0.1)
 
 
 def test_rows_that_no_id_uses_stay_cold() -> None:
     ids = draw(DISTRIBUTIONS["zipf 0.8"], 1000, 50_000, 7, shuffled=True)
     distribution = measured(counted(ids), 1_000_000)
-    used, other = (
+    used, unused = (
         distribution.between(0, 1024, 1_000_000),
         distribution.between(500_000, 1_000_000, 1_000_000),
     )
     assert used is not None
-    assert other is not None
+    assert unused is not None
     assert used.mass > 0.9
-    assert other.mass < 0.01
+    assert unused.mass < 0.01
     assert distribution.bins(1_000_000).unique(50_000) == pytest.approx(
         len(np.unique(ids)), rel=0.02
     )

@@ -43,8 +43,8 @@ def predicted(distribution: EmpiricalByRange, kind: ShardingType, pooling: float
 def test_a_hundredth_of_the_samples_is_enough(name: str, pooling: int, shuffled: bool) -> None:
     ids = draw(DISTRIBUTIONS[name], ROWS, IDS, 11, shuffled=shuffled)
     bags = ids.reshape(-1, pooling)
-    some = np.random.default_rng(12).random(len(bags)) < 0.01
-    full, sample = measured(counted(ids), ROWS), measured(counted(bags[some].ravel()), ROWS)
+    picked = np.random.default_rng(12).random(len(bags)) < 0.01
+    full, sample = measured(counted(ids), ROWS), measured(counted(bags[picked].ravel()), ROWS)
     for kind in (ShardingType.TABLE_WISE, ShardingType.ROW_WISE):
         wrong = abs(predicted(sample, kind, pooling) / predicted(full, kind, pooling) - 1.0)
         # a backward costs little but its distinct rows, of which a sample tells least

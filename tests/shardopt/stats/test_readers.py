@@ -45,11 +45,11 @@ def counts(*paths: Path, **more: object) -> dict[str, FeatureCounts]:
     return collect(paths, ReadOptions(chunk_rows=70, **more))[WHOLE]  # type: ignore[arg-type]
 
 
-def same(found: FeatureCounts, ids: np.ndarray) -> None:
+def same(feature: FeatureCounts, ids: np.ndarray) -> None:
     true, often = np.unique(ids, return_counts=True)
-    assert found.sample.ids.tolist() == true.tolist()
-    assert found.sample.counts.tolist() == often.tolist()
-    assert found.ids == ids.size
+    assert feature.sample.ids.tolist() == true.tolist()
+    assert feature.sample.counts.tolist() == often.tolist()
+    assert feature.ids == ids.size
 
 
 def error(*paths: Path, **more: object) -> str:
@@ -70,11 +70,11 @@ def test_single_ids_of_criteo(name: str, tmp_path: Path) -> None:
         tsv(plain, label="test" not in name, ending="\r\n" if "crlf" in name else "\n")
         content = plain.read_bytes()
         path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    found = counts(path)
-    assert list(found) == [f"cat_{i}" for i in range(26)]
+    features = counts(path)
+    assert list(features) == [f"cat_{i}" for i in range(26)]
     for column in (0, 7, 25):
-        same(found[f"cat_{column}"], IDS[:, column])
-    assert found["cat_0"].samples == 300
+        same(features[f"cat_{column}"], IDS[:, column])
+    assert features["cat_0"].samples == 300
     twice = counts(path, path, features=("cat_3",))
     assert list(twice) == ["cat_3"]
     assert twice["cat_3"].samples == 600
@@ -83,31 +83,31 @@ def test_single_ids_of_criteo(name: str, tmp_path: Path) -> None:
 def test_an_empty_category_is_id_zero(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("\t".join(["0"] * 14 + [""] * 25 + ["1f"]))
-    found = counts(path)
-    assert found["cat_0"].sample.ids.tolist() == [0]
-    assert found["cat_25"].sample.ids.tolist() == [31]
+    features = counts(path)
+    assert features["cat_0"].sample.ids.tolist() == [0]
+    assert features["cat_25"].sample.ids.tolist() == [31]
 
 
 def test_multi_hot_arrays(tmp_path: Path) -> None:
-    found = counts(multi_hot(tmp_path / "day_0_sparse_multi_hot.npz"))
-    same(found["cat_0"], IDS[:, :3])
-    same(found["cat_1"], IDS[:, 3])
-    assert found["cat_0"].samples == 300
+    features = counts(multi_hot(tmp_path / "day_0_sparse_multi_hot.npz"))
+    same(features["cat_0"], IDS[:, :3])
+    same(features["cat_1"], IDS[:, 3])
+    assert features["cat_0"].samples == 300
 
 
 def test_parquet_columns_and_lists(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    one = [None if i % 10 == 0 else int(i) for i in range(300)]
+    single_ids = [None if i % 10 == 0 else int(i) for i in range(300)]
     table = arrow.table(
-        {"one": one, "many": [bag.tolist() or None for bag in BAGS], "text": ["x"] * 300}
+        {"one": single_ids, "many": [bag.tolist() or None for bag in BAGS], "text": ["x"] * 300}
     )
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=64)
-    found = counts(tmp_path / "a.parquet")
-    assert list(found) == ["one", "many"]
-    same(found["many"], FLAT)
-    assert found["many"].empty == (LENGTHS == 0).sum()
-    assert (found["one"].samples, found["one"].ids, found["one"].empty) == (300, 270, 30)
+    features = counts(tmp_path / "a.parquet")
+    assert list(features) == ["one", "many"]
+    same(features["many"], FLAT)
+    assert features["many"].empty == (LENGTHS == 0).sum()
+    assert (features["one"].samples, features["one"].ids, features["one"].empty) == (300, 270, 30)
     assert "no feature 'text'" in error(tmp_path / "a.parquet", features=("text",))
     parquet.write_table(arrow.table({"a": [[1], [2, None]]}), tmp_path / "null.parquet")
     assert "row 1: a: " in error(tmp_path / "null.parquet")
@@ -119,16 +119,16 @@ def test_parquet_columns_and_lists(tmp_path: Path) -> None:
 def test_keyed_jagged_tensors(listed: bool, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     jagged = pytest.importorskip("torchrec.sparse.jagged_tensor")
-    one = jagged.KeyedJaggedTensor(
+    kjt = jagged.KeyedJaggedTensor(
         keys=["a", "b"],
         values=torch.tensor([*FLAT, *IDS[:, 0]]),
         lengths=torch.tensor([*LENGTHS, *[1] * 300]),
     )
-    torch.save([one, one] if listed else one, tmp_path / "a.pt")
-    found = counts(tmp_path / "a.pt")
-    same(found["a"], np.tile(FLAT, 2) if listed else FLAT)
-    same(found["b"], np.tile(IDS[:, 0], 2) if listed else IDS[:, 0])
-    assert found["a"].empty == (LENGTHS == 0).sum() * (2 if listed else 1)
+    torch.save([kjt, kjt] if listed else kjt, tmp_path / "a.pt")
+    features = counts(tmp_path / "a.pt")
+    same(features["a"], np.tile(FLAT, 2) if listed else FLAT)
+    same(features["b"], np.tile(IDS[:, 0], 2) if listed else IDS[:, 0])
+    assert features["a"].empty == (LENGTHS == 0).sum() * (2 if listed else 1)
 
 
 def test_tuples_of_dlrm_datasets(tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_tuples_of_dlrm_datasets(tmp_path: Path) -> None:
     indices = torch.tensor([*FLAT, *IDS[:, 0]])
     with gzip.open(tmp_path / "a.pt.gz", "wb") as stream:
         torch.save((indices, offsets, lengths), stream)
-    found = counts(tmp_path / "a.pt.gz")
-    same(found["table_0"], FLAT)
-    same(found["table_1"], IDS[:, 0])
+    features = counts(tmp_path / "a.pt.gz")
+    same(features["table_0"], FLAT)
+    same(features["table_1"], IDS[:, 0])
     torch.save((indices, offsets, lengths[:1]), tmp_path / "b.pt")
     assert "b.pt" in error(tmp_path / "b.pt")
     torch.save({"model": 3}, tmp_path / "c.pt")
@@ -265,11 +265,11 @@ def inter(path: Path, text: str = INTERACTIONS) -> Path:
 
 def test_interactions_with_typed_columns(tmp_path: Path) -> None:
     path = inter(tmp_path / "a.inter")
-    found = counts(path)
-    assert list(found) == ["user_id", "seen"]
-    same(found["user_id"], np.array([3, 4, 3]))
-    same(found["seen"], np.array([1, 2, 7]))
-    assert (found["seen"].samples, found["seen"].empty) == (3, 1)
+    features = counts(path)
+    assert list(features) == ["user_id", "seen"]
+    same(features["user_id"], np.array([3, 4, 3]))
+    same(features["seen"], np.array([1, 2, 7]))
+    assert (features["seen"].samples, features["seen"].empty) == (3, 1)
 
 
 def test_comma_separated_logs_with_a_line_of_names(tmp_path: Path) -> None:
@@ -293,11 +293,11 @@ def test_comma_separated_logs_with_a_line_of_names(tmp_path: Path) -> None:
 def test_an_empty_cell_is_a_sample_without_an_id(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("a,b,seconds\n,1,10\n3,,10.5\n4,2,\n")
-    found = counts(path)
-    assert list(found) == ["a", "b"]
-    same(found["a"], np.array([3, 4]))
-    same(found["b"], np.array([1, 2]))
-    assert [(f.samples, f.empty) for f in found.values()] == [(3, 1), (3, 1)]
+    features = counts(path)
+    assert list(features) == ["a", "b"]
+    same(features["a"], np.array([3, 4]))
+    same(features["b"], np.array([1, 2]))
+    assert [(f.samples, f.empty) for f in features.values()] == [(3, 1), (3, 1)]
 
 
 @pytest.mark.parametrize(
@@ -359,9 +359,11 @@ def test_samples_are_counted_by_day(
     # numbers below 10^11 are seconds, so a day of milliseconds after 1970 is 1000 days
     window = TimeWindow("when", 86_400 * unit)
     reading = ReadOptions(chunk_rows=2, window=window)
-    found = collect([write(tmp_path / name)], reading)
-    assert {start // unit: next(iter(of.values())).samples for start, of in found.items()} == DAYS
-    assert all("when" not in features for features in found.values())
+    windows = collect([write(tmp_path / name)], reading)
+    assert {
+        start // unit: next(iter(features.values())).samples for start, features in windows.items()
+    } == DAYS
+    assert all("when" not in features for features in windows.values())
 
 
 def test_a_column_that_has_no_times_is_told(tmp_path: Path) -> None:

@@ -19,16 +19,16 @@ def test_a_deviation_is_given_where_ids_vary_beyond_their_mean(
     counts = FeatureCounts(1000)
     for length in lengths:
         counts.add(Bags(np.arange(length), np.array([length])))
-    (found,) = summarise({"f": counts}, ReadOptions(), 0)
-    assert found.pooling_factor_std == pytest.approx(np.std(lengths))
-    assert model_values(found, "s.npz").get("pooling_factor_std") == deviation
+    (feature,) = summarise({"f": counts}, ReadOptions(), 0)
+    assert feature.pooling_factor_std == pytest.approx(np.std(lengths))
+    assert model_values(feature, "s.npz").get("pooling_factor_std") == deviation
 
 
 @pytest.mark.parametrize("loadings", [(0.0, 0.0, 0.0), (0.9, 0.9, 0.9), (0.9, 0.5, 0.0, 0.7)])
 def test_correlations_are_those_that_lengths_were_drawn_with(loadings: tuple[float, ...]) -> None:
     """Lengths of unlike deviation that share a part of the sample, in chunks."""
     rng = np.random.default_rng(5)
-    made = {f"f{i}": FeatureCounts(1000) for i in range(len(loadings))}
+    counts = {f"f{i}": FeatureCounts(1000) for i in range(len(loadings))}
     for _ in range(20):
         own = rng.standard_normal(2000)
         lengths = [
@@ -36,21 +36,21 @@ def test_correlations_are_those_that_lengths_were_drawn_with(loadings: tuple[flo
             for i, r in enumerate(loadings)
         ]
         together = np.sum(lengths, axis=0).astype(np.int64)
-        for of, each in zip(made.values(), lengths, strict=True):
-            whole = each.astype(np.int64)
-            of.add(Bags(np.zeros(whole.sum(), dtype=np.int64), whole), together)
-    found = [of.length_correlation for of in summarise(made, ReadOptions(), 0)]
-    assert found == pytest.approx(loadings, abs=0.08)
-    first = FeatureCounts.of_state(made["f0"].state())
-    assert (first.products, first.longest) == (made["f0"].products, made["f0"].longest)
+        for feature, each in zip(counts.values(), lengths, strict=True):
+            integers = each.astype(np.int64)
+            feature.add(Bags(np.zeros(integers.sum(), dtype=np.int64), integers), together)
+    correlations = [feature.length_correlation for feature in summarise(counts, ReadOptions(), 0)]
+    assert correlations == pytest.approx(loadings, abs=0.08)
+    first = FeatureCounts.of_state(counts["f0"].state())
+    assert (first.products, first.longest) == (counts["f0"].products, counts["f0"].longest)
 
 
 def test_two_features_of_one_history_go_together_wholly() -> None:
     lengths = np.array([0, 3, 9, 4, 40])
-    made = {name: FeatureCounts(1000) for name in ("item", "action")}
-    for of in made.values():
-        of.add(Bags(np.arange(lengths.sum()), lengths), 2 * lengths)
-    for feature in summarise(made, ReadOptions(), 0):
+    counts = {name: FeatureCounts(1000) for name in ("item", "action")}
+    for feature_counts in counts.values():
+        feature_counts.add(Bags(np.arange(lengths.sum()), lengths), 2 * lengths)
+    for feature in summarise(counts, ReadOptions(), 0):
         assert feature.length_correlation == pytest.approx(1.0)
         values = model_values(feature, "s.npz")
         assert (values["pooling_factor_max"], values["length_correlation"]) == (40, 1.0)
@@ -60,22 +60,22 @@ IDS = 20_000
 
 
 def counts(ids: np.ndarray, samples: int = IDS) -> FeatureCounts:
-    made = FeatureCounts(2**20)
+    feature = FeatureCounts(2**20)
     lengths = np.full(samples, len(ids) // samples)
-    made.add(Bags(ids, lengths))
-    return made
+    feature.add(Bags(ids, lengths))
+    return feature
 
 
 def stream(replaced: float, windows: int = 4) -> dict[int, dict[str, FeatureCounts]]:
     """Half of the ids fall on ten hot rows, of which a share is replaced from window to window."""
     rng = np.random.default_rng(0)
-    hot, new, found = np.arange(10), 10, {}
+    hot, new, by_window = np.arange(10), 10, {}
     for window in range(windows):
         cold = rng.integers(1000, 2000, IDS // 2)
-        found[window] = {"f": counts(np.concatenate((rng.choice(hot, IDS // 2), cold)))}
+        by_window[window] = {"f": counts(np.concatenate((rng.choice(hot, IDS // 2), cold)))}
         for place in range(round(10 * replaced)):
             hot[place], new = new, new + 1
-    return found
+    return by_window
 
 
 @pytest.mark.parametrize("replaced", [0.0, 0.3, 1.0])
