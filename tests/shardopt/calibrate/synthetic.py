@@ -33,8 +33,8 @@ ISSUE_US, LAYER_OP_US = 60.0, 3.0
 
 def row(point: Point, time_ms: float, part: str = "", **facts: object) -> Measurement:
     """Three samples that agree."""
-    made = row_of_samples(point, Samples((time_ms * 1e-3,) * 3), part, **facts)
-    return replace(made, date="2026-01-02T03:04:05Z")
+    measurement = row_of_samples(point, Samples((time_ms * 1e-3,) * 3), part, **facts)
+    return replace(measurement, date="2026-01-02T03:04:05Z")
 
 
 def changed(hw: HardwareProfile, group: str, **constants: float) -> HardwareProfile:
@@ -46,8 +46,8 @@ def changed(hw: HardwareProfile, group: str, **constants: float) -> HardwareProf
 
 def with_groups(hw: HardwareProfile, **groups: Mapping[str, Any]) -> HardwareProfile:
     """A profile with other constants, whatever their types, in some groups."""
-    made = {name: getattr(hw, name).model_copy(update=of) for name, of in groups.items()}
-    return hw.model_copy(update=made)
+    changed = {name: getattr(hw, name).model_copy(update=update) for name, update in groups.items()}
+    return hw.model_copy(update=changed)
 
 
 def cpu_rows(hw: HardwareProfile, points: Iterable[Point]) -> list[Measurement]:
@@ -149,14 +149,14 @@ def facts_of(point: Point) -> dict[str, Any]:
 
 def collective_rows(hw: HardwareProfile, points: Iterable[Point]) -> list[Measurement]:
     """Return rows of ranks that take `ISSUE_US` to issue one, joined as the points say."""
-    made = []
+    rows = []
     for point in points:
         p = point.params
         local = 1 if "link_gbit_s" in p else p["ranks"] // p.get("hosts", 1)
         links = Collectives(hw, topology(p["ranks"], local))
         wire_ms = 0.0 if p["op"] == "issue" else float(links._time(p["op"], p["bytes"], "world"))
-        made.append(row(point, units.us(ISSUE_US) + wire_ms))
-    return made
+        rows.append(row(point, units.us(ISSUE_US) + wire_ms))
+    return rows
 
 
 def topology(ranks: int, local: int) -> Topology:
@@ -172,8 +172,10 @@ def iteration_rows(
     A message takes ``latency_us`` beyond the main thread, of its collective or of all alike; where
     ids travel ahead, all is hidden.
     """
-    of = latency_us if isinstance(latency_us, Mapping) else dict.fromkeys(OPS, latency_us)
-    curves = {op: Curve(latency_us=of[op], edge_mib=(0.0,), us_per_mib=(1e-9,)) for op in OPS}
+    latencies = latency_us if isinstance(latency_us, Mapping) else dict.fromkeys(OPS, latency_us)
+    curves = {
+        op: Curve(latency_us=latencies[op], edge_mib=(0.0,), us_per_mib=(1e-9,)) for op in OPS
+    }
     links = hw.collectives
     wires = {n: getattr(links, n).model_copy(update=curves) for n in ("intra", "inter")}
     # a table with next to no ids takes less than the constant that other tables were fitted on

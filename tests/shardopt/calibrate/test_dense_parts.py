@@ -15,10 +15,10 @@ PROFILE = load_hardware("cpu-gloo")
 
 
 def test_a_calibration_without_rows_changes_nothing_but_steps() -> None:
-    made = CalibratedProfile([], Origin("m", "t"), Wiring(2), PROFILE, PROFILE)
+    calibrated = CalibratedProfile([], Origin("m", "t"), Wiring(2), PROFILE, PROFILE)
     for fit in (moves.fit_cpu, products.fit_cpu, lookups.fit_cpu):
-        made = fit(made)
-    made, latency_us = host.fit_cpu(made)
-    known = PROFILE.overheads.model_copy(update={"step_us": {}})
-    assert made.profile == PROFILE.model_copy(update={"overheads": known})
-    assert latency_us is host._layer_op_us(made) is None
+        calibrated = fit(calibrated)
+    calibrated, latency_us = host.fit_cpu(calibrated)
+    overheads = PROFILE.overheads.model_copy(update={"step_us": {}})
+    assert calibrated.profile == PROFILE.model_copy(update={"overheads": overheads})
+    assert latency_us is host._layer_op_us(calibrated) is None

@@ -74,8 +74,8 @@ def test_a_quarter_of_the_tables_has_no_skew_and_several_are_in_fit_and_test() -
     points = lookups.lookup_points(design.FULL.lookups)
     uniform = [t["alpha"] == 0 for p in points for t in p.params["tables"]]
     assert 0.15 < np.mean(uniform) < 0.4
-    for held in (False, True):
-        assert {len(p.params["tables"]) > 1 for p in points if p.test == held} == {False, True}
+    for is_test in (False, True):
+        assert {len(p.params["tables"]) > 1 for p in points if p.test == is_test} == {False, True}
 
 
 @pytest.mark.parametrize("gpu", [None, LARGE])
@@ -83,11 +83,11 @@ def test_every_family_has_fit_and_test_points(gpu: Device | None) -> None:
     points = families.alone(design.QUICK, gpu=gpu) + families.together(design.QUICK, 2)
     kinds = {p.family for p in points} - {"reference", "iteration", "clock", "host", "layers"}
     for family in kinds - {"lookup_variant"}:
-        held = [p.test for p in points if p.family == family]
-        assert 0.1 < np.mean(held) < 0.6, family
+        held_out = [p.test for p in points if p.family == family]
+        assert 0.1 < np.mean(held_out) < 0.6, family
     for dtype in GPU_DTYPES if gpu else ("fp32", "bf16"):
-        held = [p.test for p in points if p.params.get("dtype") == dtype and p.family == "gemm"]
-        assert set(held) == {False, True}, dtype
+        held_out = [p.test for p in points if p.params.get("dtype") == dtype and p.family == "gemm"]
+        assert set(held_out) == {False, True}, dtype
     layouts = {p.params["layout"] for p in points if p.family == "product"}
     assert layouts == (set() if gpu else set(BATCH_LAYOUTS))
 
@@ -117,8 +117,8 @@ def test_a_group_takes_its_own_points_and_no_others(gpu: Device | None) -> None:
     for group in (Group.EMBEDDING, Group.GEMM):
         assert families.needs(group, "clock")
     every -= {"clock"}
-    taken = [family for group in Group for family in every if families.needs(group, family)]
-    assert len(taken) == len(set(taken)) < len(every)
+    needed = [family for group in Group for family in every if families.needs(group, family)]
+    assert len(needed) == len(set(needed)) < len(every)
     for group in Group:
         assert any(families.needs(group, family) for family in every), group
 
@@ -194,8 +194,8 @@ def test_no_kind_goes_with_the_size_of_the_batch(kind: str) -> None:
     def of(p: dict[str, object]) -> object:
         tables = p["tables"]
         assert isinstance(tables, list)
-        found = {"tables": len(tables), "alpha": tables[0]["alpha"]}
-        return found.get(kind, p.get(kind))
+        values = {"tables": len(tables), "alpha": tables[0]["alpha"]}
+        return values.get(kind, p.get(kind))
 
     overall = np.mean([np.log(p["batch"]) for p in plain])
     for value in {of(p) for p in plain}:

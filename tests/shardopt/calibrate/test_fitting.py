@@ -33,46 +33,46 @@ def times(hw: HardwareProfile, noise: float = 0.0) -> np.ndarray:
 @given(efficiency=st.floats(0.1, 0.98), floor_us=st.floats(0.5, 40.0))
 def test_hidden_constants_come_back(efficiency: float, floor_us: float) -> None:
     rows = times(FLOOR.put(EFFICIENCY.put(BASE, efficiency), floor_us))
-    found = fit_free(BASE, (EFFICIENCY, FLOOR), predict, rows)
-    assert found.fitted == (EFFICIENCY, FLOOR)
-    assert EFFICIENCY.value(found.hw) == pytest.approx(efficiency, rel=0.01)
-    assert FLOOR.value(found.hw) == pytest.approx(floor_us, rel=0.01)
+    fit = fit_free(BASE, (EFFICIENCY, FLOOR), predict, rows)
+    assert fit.fitted == (EFFICIENCY, FLOOR)
+    assert EFFICIENCY.value(fit.hw) == pytest.approx(efficiency, rel=0.01)
+    assert FLOOR.value(fit.hw) == pytest.approx(floor_us, rel=0.01)
 
 
 def test_constants_that_only_their_product_tells_are_not_both_fitted() -> None:
     """Time follows ``efficiency x bandwidth``: one of the two has to stay."""
     rows = times(BASE, 0.03)
     free = (EFFICIENCY, BANDWIDTH)
-    found = fit_free(BASE, free, predict, rows)
-    assert len(found.fitted) == len(found.kept) == 1
-    assert found.kept[0].value(found.hw) == found.kept[0].value(BASE)
+    fit = fit_free(BASE, free, predict, rows)
+    assert len(fit.fitted) == len(fit.kept) == 1
+    assert fit.kept[0].value(fit.hw) == fit.kept[0].value(BASE)
 
 
 def test_a_constant_that_no_row_answers_to_stays() -> None:
     rows, silent = times(BASE, 0.03), FreeConstant("embedding", "kernel_us", 0.2, 50.0)
-    found = fit_free(BASE, (FLOOR, silent), predict, rows)
-    assert (found.fitted, found.kept) == ((FLOOR,), (silent,))
-    assert found.hw.embedding == BASE.embedding
+    fit = fit_free(BASE, (FLOOR, silent), predict, rows)
+    assert (fit.fitted, fit.kept) == ((FLOOR,), (silent,))
+    assert fit.hw.embedding == BASE.embedding
 
 
 def test_few_rows_fit_few_constants() -> None:
     free, rows = (FLOOR, EFFICIENCY), times(BASE)[:2]
-    found = fit_free(BASE, free, lambda hw: predict(hw)[:2], rows)
-    assert found.fitted == (FLOOR,)
+    fit = fit_free(BASE, free, lambda hw: predict(hw)[:2], rows)
+    assert fit.fitted == (FLOOR,)
 
 
 def test_constants_stay_within_their_bounds() -> None:
     rows = times(FLOOR.put(BASE, 55.0))
-    found = fit_free(BASE, (FLOOR,), predict, rows)
-    assert FLOOR.value(found.hw) == pytest.approx(FLOOR.high, rel=1e-3)
+    fit = fit_free(BASE, (FLOOR,), predict, rows)
+    assert FLOOR.value(fit.hw) == pytest.approx(FLOOR.high, rel=1e-3)
 
 
 def test_a_constant_that_explains_next_to_nothing_stays() -> None:
     """Far from any value within the bounds, what remains drowns what the rows tell."""
     rows = times(FLOOR.put(BASE, 2000.0))
-    found = fit_free(BASE, (FLOOR,), predict, rows)
-    assert found.kept == (FLOOR,)
-    assert found.hw == BASE
+    fit = fit_free(BASE, (FLOOR,), predict, rows)
+    assert fit.kept == (FLOOR,)
+    assert fit.hw == BASE
 
 
 def test_a_constant_may_be_one_of_a_mapping_and_may_be_absent() -> None:

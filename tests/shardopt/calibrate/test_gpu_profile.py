@@ -93,15 +93,15 @@ def true_ms(point: Point, blank: Measurement) -> float:
 
 def drawn(points: list[Point]) -> list[Measurement]:
     """Rows with 3 % noise, but those of the host, which are one of a kind."""
-    rng, made = np.random.default_rng(0), []
+    rng, rows = np.random.default_rng(0), []
     for point in points:
         facts = facts_of(point) | ({"device": DEVICE} if point.params.get("what") == "op" else {})
         for part in PARTS.get(point.family, ("",)):
             time = true_ms(point, row(point, 1.0, part, **facts))
             alone = point.family in ("host", "clock") or point.params.get("op") == "issue"
             noise = 0.0 if alone else rng.normal(0.0, 0.03)
-            made.append(row(point, float(time * np.exp(noise)), part, **facts))
-    return made
+            rows.append(row(point, float(time * np.exp(noise)), part, **facts))
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +137,11 @@ def test_hidden_constants_come_back(found: CalibratedProfile) -> None:
         if group in ("gemm", "overheads"):
             continue
         for key, value in constants.items():
-            made = FreeConstant(group, key, 0.0, 0.0).value(found.profile)
-            assert made == pytest.approx(value, rel=0.2), key
+            fitted = FreeConstant(group, key, 0.0, 0.0).value(found.profile)
+            assert fitted == pytest.approx(value, rel=0.2), key
     cost = found.profile.overheads
-    known = {"launch_us": 6.0, "launch_latency_us": 3.0, "sync_us": 11.0, "collective_us": 45.0}
-    assert {key: getattr(cost, key) for key in known} == pytest.approx(known, rel=0.06)
+    hidden = {"launch_us": 6.0, "launch_latency_us": 3.0, "sync_us": 11.0, "collective_us": 45.0}
+    assert {key: getattr(cost, key) for key in hidden} == pytest.approx(hidden, rel=0.06)
     assert found.profile.gemm.tflops["bf16"] == pytest.approx(640.0, rel=0.1)
     assert found.profile.sms == DEVICE["sms"]
 
@@ -161,12 +161,12 @@ def test_the_file_holds_what_was_measured_and_takes_the_rest_from_its_base(
     measured_groups |= {"collectives.intra"}
     for name, group in loaded.groups.items():
         if name in measured_groups:
-            said = group.provenance
-            assert said.kind == "measured", name
-            assert said.versions == ORIGIN.versions
-            assert said.n
-            assert said.error is not None
-            assert said.error.n
+            provenance = group.provenance
+            assert provenance.kind == "measured", name
+            assert provenance.versions == ORIGIN.versions
+            assert provenance.n
+            assert provenance.error is not None
+            assert provenance.error.n
         else:
             assert group == BASE.groups[name], name
     assert "inter" not in text
@@ -176,10 +176,10 @@ def test_a_family_without_rows_is_the_bases_and_not_in_the_file(
     rows: list[Measurement], tmp_path: Path
 ) -> None:
     few = [r for r in rows if r.point.family in ("streaming", "elementwise", "gemm")]
-    made = built(few)
-    assert made.groups == {"memory", "elementwise", "gemm"}
+    calibrated = built(few)
+    assert calibrated.groups == {"memory", "elementwise", "gemm"}
     path = tmp_path / "few.yaml"
-    path.write_text(profile_text(made, "h100-sxm"))
+    path.write_text(profile_text(calibrated, "h100-sxm"))
     loaded = load_hardware(str(path))
     assert loaded.embedding == BASE.embedding
     assert loaded.overheads == BASE.overheads
@@ -189,12 +189,12 @@ def test_a_family_without_rows_is_the_bases_and_not_in_the_file(
 @pytest.mark.slow
 def test_constants_that_no_row_tells_are_named(rows: list[Measurement]) -> None:
     fused = [r for r in rows if r.point.family == "lookup" and "kernel" not in r.point.params]
-    made = built(fused)
-    said = made.profile.embedding.provenance.source
+    calibrated = built(fused)
+    source = calibrated.profile.embedding.provenance.source
     host = ("prefetch_ns_per_lookup", "uvm_both_ways", "uvm_efficiency", "uvm_l1_kib")
-    assert ", ".join(f"embedding.{name}" for name in host) in said
+    assert ", ".join(f"embedding.{name}" for name in host) in source
     base = load_hardware("h100-sxm").embedding.model_dump()
-    assert made.profile.embedding.model_dump()["uvm_efficiency"] == base["uvm_efficiency"]
+    assert calibrated.profile.embedding.model_dump()["uvm_efficiency"] == base["uvm_efficiency"]
 
 
 def test_the_command_writes_a_file_over_the_base_of_its_device(
@@ -206,9 +206,9 @@ def test_the_command_writes_a_file_over_the_base_of_its_device(
     pytest.importorskip("fbgemm_gpu")
     few = [r for r in rows if r.point.family in ("streaming", "elementwise", "gemm")]
 
-    def measure(asked: design.CalibrationSettings, *_: object) -> CalibrationRows:
-        assert (asked.backend, asked.ranks, asked.hosts) == ("nccl", 2, 1)
-        file = CalibrationRows(asked.rows, ORIGIN)
+    def measure(settings: design.CalibrationSettings, *_: object) -> CalibrationRows:
+        assert (settings.backend, settings.ranks, settings.hosts) == ("nccl", 2, 1)
+        file = CalibrationRows(settings.rows, ORIGIN)
         file.rows = few
         return file
 
@@ -219,10 +219,10 @@ def test_the_command_writes_a_file_over_the_base_of_its_device(
     path = tmp_path / "here.yaml"
     assert main(["calibrate", "--backend", "nccl", "-o", str(path), "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["errors"]) >= {"streaming", "gemm bf16"}
-    made, base = load_hardware(str(path)), load_hardware("h200-sxm")
-    assert made.memory.hbm_gb_s == pytest.approx(2700.0, rel=0.05)
-    assert made.embedding == base.embedding
-    assert made.collectives == base.collectives
+    written, base = load_hardware(str(path)), load_hardware("h200-sxm")
+    assert written.memory.hbm_gb_s == pytest.approx(2700.0, rel=0.05)
+    assert written.embedding == base.embedding
+    assert written.collectives == base.collectives
 
 
 @pytest.mark.slow
@@ -238,22 +238,24 @@ def test_lookups_of_the_users_model_join_the_fit(rows: list[Measurement]) -> Non
             time = slow * predict_launches(TRUE, launches_of([blank]))[0]
             own.append(row(point, float(time), part, **facts))
     plain = [r for r in rows if r.point.family == "lookup" and "kernel" not in r.point.params]
-    made = built([*plain, *own])
-    assert made.errors["model's lookup forward"].n == 6
+    calibrated = built([*plain, *own])
+    assert calibrated.errors["model's lookup forward"].n == 6
     assert {r.point.test for r in own} == {False, True}
     without = built([*plain, *(r for r in own if r.point.test)])
     for part in PARTS["model_lookup"]:
         label = f"model's lookup {part}"
-        assert made.errors[label].mape < without.errors[label].mape
+        assert calibrated.errors[label].mape < without.errors[label].mape
 
 
 def test_hosts_of_several_ranks_tell_both_links() -> None:
-    made = built(drawn(families.together(design.QUICK, 8, hosts=2)), ranks=8, hosts=2)
-    assert made.groups == {"collectives.intra", "collectives.inter"}
+    calibrated = built(drawn(families.together(design.QUICK, 8, hosts=2)), ranks=8, hosts=2)
+    assert calibrated.groups == {"collectives.intra", "collectives.inter"}
     where = topology(8, 4)
     sizes = np.array([2.0**14, 2.0**20, 2.0**24])
     for op in OPS:
-        times = [Collectives(hw, where)._time(op, sizes, "world") for hw in (made.profile, TRUE)]
+        times = [
+            Collectives(hw, where)._time(op, sizes, "world") for hw in (calibrated.profile, TRUE)
+        ]
         assert times[0] == pytest.approx(times[1], rel=0.15), op
 
 
@@ -284,10 +286,10 @@ def test_no_family_is_worse_than_shipped_and_what_the_clock_adds_is_not_the_kern
             ms = float(laws[point.family](BASE, [row(point, 1.0, **facts)])[0])
             measured = ms * (1.0 if point.test else 1.7) + CLOCK_MS - 1.2e-3
             rows.append(row(point, measured, **facts))
-    found = built(rows, ranks=1)
-    assert {"streaming", "elementwise", "copy_h2d", "gemm fp32"} <= set(found.shipped)
-    for family, shipped in found.shipped.items():
+    calibrated = built(rows, ranks=1)
+    assert {"streaming", "elementwise", "copy_h2d", "gemm fp32"} <= set(calibrated.shipped)
+    for family, shipped in calibrated.shipped.items():
         assert shipped.mape < 0.01, family
-        assert found.errors[family].mape <= shipped.mape, family
-    assert found.profile.verdict is not None
-    assert "worse" not in found.profile.verdict.quality
+        assert calibrated.errors[family].mape <= shipped.mape, family
+    assert calibrated.profile.verdict is not None
+    assert "worse" not in calibrated.profile.verdict.quality

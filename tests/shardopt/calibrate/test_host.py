@@ -36,14 +36,16 @@ BASE = load_hardware("cpu-gloo")
 
 
 def machine(op_us: float, layer_op_us: float, iteration_us: float) -> HardwareProfile:
-    known = {"op_us": op_us, "layer_op_us": layer_op_us, "iteration_us": iteration_us}
-    return with_groups(BASE, overheads=known)
+    overheads = {"op_us": op_us, "layer_op_us": layer_op_us, "iteration_us": iteration_us}
+    return with_groups(BASE, overheads=overheads)
 
 
 def fitted(rows: Sequence[Measurement]) -> SimpleNamespace:
-    made, latency_us = fit_cpu(CalibratedProfile(rows, Origin("m", "t"), Wiring(2), BASE, BASE))
-    costs = {name: getattr(made.profile.overheads, name) for name in OP_COSTS}
-    return SimpleNamespace(**costs, latency_us=latency_us, held_out=made.errors["host"])
+    calibrated, latency_us = fit_cpu(
+        CalibratedProfile(rows, Origin("m", "t"), Wiring(2), BASE, BASE)
+    )
+    costs = {name: getattr(calibrated.profile.overheads, name) for name in OP_COSTS}
+    return SimpleNamespace(**costs, latency_us=latency_us, held_out=calibrated.errors["host"])
 
 
 @pytest.mark.parametrize(
@@ -57,17 +59,17 @@ def test_known_costs_are_found(
     latency_us: float,
 ) -> None:
     rows = iteration_rows(machine(op_us, layer_op_us, iteration_us), latency_us)
-    found = fitted(rows)
-    assert found.op_us == pytest.approx(op_us, rel=0.01)
-    assert found.layer_op_us == pytest.approx(layer_op_us, rel=0.02, abs=0.1)
-    assert found.iteration_us == pytest.approx(iteration_us, rel=0.02, abs=10.0)
-    assert found.latency_us == pytest.approx(dict.fromkeys(OPS, latency_us), rel=0.01, abs=1.0)
-    assert found.held_out.n == len(rows) // 2
-    assert found.held_out.fitted == found.held_out.n - 1
+    fit = fitted(rows)
+    assert fit.op_us == pytest.approx(op_us, rel=0.01)
+    assert fit.layer_op_us == pytest.approx(layer_op_us, rel=0.02, abs=0.1)
+    assert fit.iteration_us == pytest.approx(iteration_us, rel=0.02, abs=10.0)
+    assert fit.latency_us == pytest.approx(dict.fromkeys(OPS, latency_us), rel=0.01, abs=1.0)
+    assert fit.held_out.n == len(rows) // 2
+    assert fit.held_out.fitted == fit.held_out.n - 1
     cpu = [r for r in rows if r.part == "cpu"]
     # the one row of more layers is all that tells a layer's ops from the iteration's
     alike = [not r.point.params["layers"] for r in cpu]
-    assert abs(found.held_out.errors[alike]).max() < 0.01
+    assert abs(fit.held_out.errors[alike]).max() < 0.01
 
 
 def test_a_row_is_held_out_of_the_fit_it_is_scored_by() -> None:
@@ -75,9 +77,9 @@ def test_a_row_is_held_out_of_the_fit_it_is_scored_by() -> None:
     rows = iteration_rows(machine(9.0, 6.0, 900.0), 300.0)
     where = next(i for i, r in enumerate(rows) if r.part == "cpu" and r.point.params["layers"] == 0)
     rows[where] = replace(rows[where], median_us=2.0 * rows[where].median_us)
-    found = fitted(rows)
-    assert found.held_out.errors[0] == pytest.approx(-0.5, abs=0.03)
-    assert found.op_us == pytest.approx(9.0, rel=0.1)
+    fit = fitted(rows)
+    assert fit.held_out.errors[0] == pytest.approx(-0.5, abs=0.03)
+    assert fit.op_us == pytest.approx(9.0, rel=0.1)
 
 
 def test_waiting_that_a_pipeline_hides_says_nothing_of_messages() -> None:
@@ -103,10 +105,10 @@ def test_an_iteration_shorter_than_its_main_thread_has_free_messages() -> None:
 
 def test_every_collective_has_a_latency_of_its_own() -> None:
     """A plain gloo all-reduce of two ranks takes four times an all-to-all."""
-    known = {"all_to_all": 560.0, "all_reduce": 2240.0, "reduce_scatter": 1260.0}
-    known["all_gather"] = known["reduce_scatter"]
-    found = fitted(iteration_rows(machine(9.0, 6.0, 900.0), known))
-    assert found.latency_us == pytest.approx(known, rel=0.02)
+    latency_us = {"all_to_all": 560.0, "all_reduce": 2240.0, "reduce_scatter": 1260.0}
+    latency_us["all_gather"] = latency_us["reduce_scatter"]
+    fit = fitted(iteration_rows(machine(9.0, 6.0, 900.0), latency_us))
+    assert fit.latency_us == pytest.approx(latency_us, rel=0.02)
 
 
 POINTS = iteration_points(ranks=2)
@@ -120,8 +122,8 @@ def rebuilt(point: Point) -> tuple[Workload, ShardingPlan]:
 def test_the_plan_has_the_types_it_is_named_after(point: Point) -> None:
     workload, plan = rebuilt(point)
     assert len(workload.tables) == len(plan.tables) == point.params["tables"]
-    found = {table.sharding_type for table in plan.tables.values()}
-    assert found == {SHARDING[kind] for kind in point.params["plan"].split("+")}
+    types = {table.sharding_type for table in plan.tables.values()}
+    assert types == {SHARDING[kind] for kind in point.params["plan"].split("+")}
     assert workload.train_pipeline == point.params["pipeline"]
     for table in workload.tables:
         shards = plan.tables[table.name].shards
@@ -161,5 +163,5 @@ def test_near_empty_iterations_of_two_gpu_hosts(
     params = {"plan": plan, "tables": 8, "layers": layers, "pipeline": pipeline, "ranks": 1}
     workload, candidate = near_empty(params)
     topology = Topology.uniform(1, 1, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
-    found = predict(workload, topology, hw, candidate)
-    assert found.iteration_ms == pytest.approx(measured_ms, rel=0.1)
+    prediction = predict(workload, topology, hw, candidate)
+    assert prediction.iteration_ms == pytest.approx(measured_ms, rel=0.1)

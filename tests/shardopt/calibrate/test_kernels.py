@@ -50,8 +50,8 @@ CACHED = {
 class Tbe:
     """A TBE that remembers what it was asked, in order."""
 
-    def __init__(self, *args: Any, **others: Any) -> None:
-        self.args, self.others = args, others
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.args, self.options = args, options
         self.calls: list[tuple[str, int]] = []
 
     def split_embedding_weights(self) -> list[Any]:
@@ -72,8 +72,8 @@ class Tbe:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Tbe]:
     tbes: list[Tbe] = []
 
-    def make(*args: Any, **others: Any) -> Tbe:
-        tbes.append(Tbe(*args, **others))
+    def make(*args: Any, **options: Any) -> Tbe:
+        tbes.append(Tbe(*args, **options))
         return tbes[-1]
 
     monkeypatch.setattr(kernels, "make_tbe", make)
@@ -110,16 +110,16 @@ def test_a_cache_is_warm_and_every_batch_is_new(made: list[Tbe]) -> None:
     rows = measure_cached(Point("lookup_cached", CACHED), CpuTimer(2**20), seconds=0.0)
     assert [row.part for row in rows] == ["prefetch", "forward", "backward"]
     tbe = made[0]
-    assert tbe.others == {"cache_load_factor": 0.1}
+    assert tbe.options == {"cache_load_factor": 0.1}
     assert tbe.args[2:] == ("adam", "fp16", "fused_uvm_caching")
     steps = [tbe.calls[i : i + 3] for i in range(0, len(tbe.calls), 3)]
     for step in steps:
-        assert [what for what, _ in step] == ["prefetch", "forward", "backward"]
+        assert [stage for stage, _ in step] == ["prefetch", "forward", "backward"]
         assert len({ids for _, ids in step}) == 1
-    held = 0.1 * sum(table["rows"] for table in TABLES)
+    cached_rows = 0.1 * sum(table["rows"] for table in TABLES)
     distinct = sum(table[4] for table in rows[0].facts["tables"])
     warming = len(steps) - WARM_UP - FEWEST
-    assert warming * distinct >= 4 * held
+    assert warming * distinct >= 4 * cached_rows
     batches = [step[0][1] for step in steps]
     assert len(set(batches)) == len(batches)
 
@@ -141,8 +141,8 @@ def test_a_kernel_is_where_its_tables_lie(
     ((rows, dim, location, compute),) = tbe.args[0]
     assert (rows, dim, location.name) == (10, 4, where)
     assert compute.name == ("CUDA" if device == "cuda" else "CPU")
-    assert tbe.others["weights_precision"].value == "fp16"
-    assert tbe.others["cache_load_factor"] == 0.3
+    assert tbe.options["weights_precision"].value == "fp16"
+    assert tbe.options["cache_load_factor"] == 0.3
 
 
 def test_lookups_are_measured_both_ways(made: list[Tbe]) -> None:
@@ -159,13 +159,13 @@ def test_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
     assert kernels._device() == {"sms": 132, "memory_gib": 80.0, "l2_mib": 50.0}
-    said: list[str] = []
+    notes: list[str] = []
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
-    assert run.base_of_gpu(said.append) == "h200-sxm"
-    assert not said
+    assert run.base_of_gpu(notes.append) == "h200-sxm"
+    assert not notes
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA X9000")
-    assert run.base_of_gpu(said.append) == "h100-sxm"
-    assert "no profile ships for NVIDIA X9000" in said[0]
+    assert run.base_of_gpu(notes.append) == "h100-sxm"
+    assert "no profile ships for NVIDIA X9000" in notes[0]
 
 
 def test_a_dense_gradient_is_made_anew_in_every_sample() -> None:
@@ -190,14 +190,14 @@ def test_copies_and_reads_are_of_their_bytes() -> None:
 def test_every_type_is_multiplied_and_none_changes_the_next(dtype: str) -> None:
     before = torch.get_float32_matmul_precision()
     params = {"m": 64, "n": 8, "k": 16, "dtype": dtype, "layout": "nt"}
-    (found,) = measure_gemm(Point("gemm", params), CpuTimer(2**16), 0.0)
-    assert found.n >= CLEAN_ENOUGH
+    (row,) = measure_gemm(Point("gemm", params), CpuTimer(2**16), 0.0)
+    assert row.n >= CLEAN_ENOUGH
     assert torch.get_float32_matmul_precision() == before == "highest"
 
 
-@pytest.mark.parametrize("what", GPU_LOOPS)
-def test_host_times_are_of_one_of_many(what: str) -> None:
-    (row,) = measure_host(Point("host", {"what": what}), CpuTimer(2**16), 0.0)
+@pytest.mark.parametrize("loop", GPU_LOOPS)
+def test_host_times_are_of_one_of_many(loop: str) -> None:
+    (row,) = measure_host(Point("host", {"what": loop}), CpuTimer(2**16), 0.0)
     assert row.n >= CLEAN_ENOUGH
     assert 0 < row.p10_us <= row.median_us < 1e4
     assert row.facts == {}, "a CPU has nothing to say of itself"

@@ -54,22 +54,22 @@ def test_columns_are_the_law_that_predicts(kernel: str) -> None:
         for rows, dim, ids in ((1000, 16, 5e3), (100_000, 64, 2e4), (4_000_000, 128, 1e5))
     ]
     tables = [[s.rows, s.dim, s.bags, s.ids, s.distinct_rows] for s in shards]
-    of = row(Point("lookup", {}), 1.0, "forward", tables=tables)
+    measured = row(Point("lookup", {}), 1.0, "forward", tables=tables)
     model = lookup_model(HARDWARE.model_copy(update={"embedding": DENSE_LAW}))
     forward = model.forward_floor_ms() + sum(map(model.forward_ms, shards))
     backward = sum(map(model.backward_ms, shards))
-    assert predict_lookups(LAW, [of], FORWARD)[0] == pytest.approx(forward)
+    assert predict_lookups(LAW, [measured], FORWARD)[0] == pytest.approx(forward)
     if kernel == "dense":
-        assert predict_lookups(DENSE_LAW, [of], DENSE)[0] == pytest.approx(backward)
+        assert predict_lookups(DENSE_LAW, [measured], DENSE)[0] == pytest.approx(backward)
 
 
 def test_one_wild_row_does_not_pull_the_law() -> None:
     rows = cpu_rows(HARDWARE, lookup_points(QUICK.lookups))
-    wild = next(i for i, of in enumerate(rows) if of.part == "backward" and not of.point.test)
+    wild = next(i for i, r in enumerate(rows) if r.part == "backward" and not r.point.test)
     rows[wild] = replace(rows[wild], median_us=3 * rows[wild].median_us)
-    made = fit_cpu(CalibratedProfile(rows, Origin("m", "t"), Wiring(2), HARDWARE, HARDWARE))
-    law = made.profile.embedding
+    calibrated = fit_cpu(CalibratedProfile(rows, Origin("m", "t"), Wiring(2), HARDWARE, HARDWARE))
+    law = calibrated.profile.embedding
     assert isinstance(law, CpuEmbedding)
     assert (law.page_kib, law.tlb_mib) == (LAW.page_kib, LAW.tlb_mib)
     for part in PASSES:
-        assert abs(made.errors[f"lookup {part}"].errors).max() < 0.02
+        assert abs(calibrated.errors[f"lookup {part}"].errors).max() < 0.02

@@ -36,13 +36,13 @@ def moves(hw: HardwareProfile, **scales: float) -> dict[str, float]:
     """
     columns = {("forward", "cat"), ("backward", "split")}
     rows = []
-    for of in cpu_rows(hw, [p for family in FAMILIES for p in family.cpu(QUICK)]):
-        family, params = of.point.family, of.point.params
-        copies = family == "pooled" and (of.part, params["op"]) in columns
+    for r in cpu_rows(hw, [p for family in FAMILIES for p in family.cpu(QUICK)]):
+        family, params = r.point.family, r.point.params
+        copies = family == "pooled" and (r.part, params["op"]) in columns
         scale = 1.0 if copies else scales.get(family, 1.0)
-        rows.append(replace(of, median_us=scale * of.median_us))
-    made = fit_cpu(CalibratedProfile(rows, Origin("m", "t"), Wiring(2), BASE, BASE)).profile
-    return {name: getattr(made.elementwise, name) for name in ("columns", "bucketize_ns_per_id")}
+        rows.append(replace(r, median_us=scale * r.median_us))
+    profile = fit_cpu(CalibratedProfile(rows, Origin("m", "t"), Wiring(2), BASE, BASE)).profile
+    return {name: getattr(profile.elementwise, name) for name in ("columns", "bucketize_ns_per_id")}
 
 
 def test_only_copies_of_columns_count_and_nothing_is_faster_than_streaming() -> None:
@@ -61,7 +61,7 @@ def gpu_rows(
     blank = [row(Point(family, {"bytes": float(size)}), 1e-3) for size in sizes]
     noise = np.exp(np.random.default_rng(0).normal(0.0, NOISE, len(sizes)))
     times = zip(blank, law(hw, blank) * noise, strict=True)
-    return [row(of.point, float(ms)) for of, ms in times]
+    return [row(r.point, float(ms)) for r, ms in times]
 
 
 def gpu_fit(rows: list[Measurement]) -> CalibratedProfile:
@@ -73,24 +73,24 @@ def test_reading_tells_the_bandwidth_and_moving_its_share_floor_and_ramp() -> No
     true = changed(true, "elementwise", efficiency=0.8, floor_us=2.0)
     read = gpu_rows("streaming", predict_streaming, true, np.linspace(2.0**28, 2.0**30, 9))
     moved = gpu_rows("elementwise", predict_moves, true, 2.0 ** np.arange(12, 31, 0.5))
-    found = gpu_fit([*read, *moved])
-    assert found.profile.memory.hbm_gb_s == pytest.approx(4200.0, rel=0.03)
-    assert found.profile.elementwise.efficiency == pytest.approx(0.8, rel=0.05)
-    assert found.profile.elementwise.floor_us == pytest.approx(2.0, rel=0.1)
-    assert found.groups == {"memory", "elementwise"}
+    calibrated = gpu_fit([*read, *moved])
+    assert calibrated.profile.memory.hbm_gb_s == pytest.approx(4200.0, rel=0.03)
+    assert calibrated.profile.elementwise.efficiency == pytest.approx(0.8, rel=0.05)
+    assert calibrated.profile.elementwise.floor_us == pytest.approx(2.0, rel=0.1)
+    assert calibrated.groups == {"memory", "elementwise"}
 
 
 def test_a_fit_that_points_held_out_speak_against_is_refused() -> None:
     """Fitted points are twice as slow as the base says, those held out are not."""
     rows = gpu_rows("elementwise", predict_moves, GPU, 2.0 ** np.arange(12, 31, 0.5))
-    rows = [replace(of, point=replace(of.point, test=i % 3 == 2)) for i, of in enumerate(rows)]
-    slow = [of if of.point.test else replace(of, median_us=2 * of.median_us) for of in rows]
-    kept = gpu_fit(slow)
-    assert kept.profile.elementwise == GPU.elementwise
-    assert kept.groups == set()
-    assert kept.errors["elementwise"].mape == kept.shipped["elementwise"].mape < 0.05
-    assert any("elementwise" in note for note in kept.notes)
-    assert gpu_fit(rows).errors["elementwise"].mape <= kept.errors["elementwise"].mape
+    rows = [replace(r, point=replace(r.point, test=i % 3 == 2)) for i, r in enumerate(rows)]
+    slow = [r if r.point.test else replace(r, median_us=2 * r.median_us) for r in rows]
+    calibrated = gpu_fit(slow)
+    assert calibrated.profile.elementwise == GPU.elementwise
+    assert calibrated.groups == set()
+    assert calibrated.errors["elementwise"].mape == calibrated.shipped["elementwise"].mape < 0.05
+    assert any("elementwise" in note for note in calibrated.notes)
+    assert gpu_fit(rows).errors["elementwise"].mape <= calibrated.errors["elementwise"].mape
 
 
 @pytest.mark.parametrize("link_gb_s", [11.0, 380.0])
@@ -98,8 +98,8 @@ def test_copies_tell_the_host_link(link_gb_s: float) -> None:
     link = {"host_link_gb_s": link_gb_s, "host_link_latency_us": 4.0, "ddr_gb_s": 500.0}
     true = changed(GPU, "memory", **link)
     rows = gpu_rows("copy_h2d", predict_copies, true, 2.0 ** np.arange(10, 29.0))
-    found = gpu_fit(rows).profile
-    measured = np.array([of.median_us * 1e-3 for of in rows])
-    assert predict_copies(found, rows) == pytest.approx(measured, rel=0.15)
-    assert found.memory.host_link_gb_s == pytest.approx(link_gb_s, rel=0.05)
-    assert found.memory.ddr_gb_s >= max(GPU.memory.ddr_gb_s, 0.95 * link_gb_s)
+    profile = gpu_fit(rows).profile
+    measured = np.array([copied.median_us * 1e-3 for copied in rows])
+    assert predict_copies(profile, rows) == pytest.approx(measured, rel=0.15)
+    assert profile.memory.host_link_gb_s == pytest.approx(link_gb_s, rel=0.05)
+    assert profile.memory.ddr_gb_s >= max(GPU.memory.ddr_gb_s, 0.95 * link_gb_s)

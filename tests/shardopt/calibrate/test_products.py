@@ -32,8 +32,8 @@ def rows(hw: HardwareProfile, op: str) -> list[Measurement]:
 
 
 def batched(rate: float) -> HardwareProfile:
-    known = {"batched_us": 0.2, "batched_share": 0.5, "tflops": {"fp32": rate}}
-    return with_groups(load_hardware("cpu-gloo"), gemm={**known, "floor_us": 0.0})
+    constants = {"batched_us": 0.2, "batched_share": 0.5, "tflops": {"fp32": rate}}
+    return with_groups(load_hardware("cpu-gloo"), gemm={**constants, "floor_us": 0.0})
 
 
 def test_a_rate_above_that_of_large_products_is_cut_to_it() -> None:
@@ -43,8 +43,8 @@ def test_a_rate_above_that_of_large_products_is_cut_to_it() -> None:
 def test_a_layer_faster_than_its_parts_picks_for_nothing() -> None:
     hw = batched(1.0)
     slower = [replace(r, median_us=10 * r.median_us) for r in rows(hw, "bmm")]
-    found = _gathers([*slower, *rows(hw, "dot")], hw, CALL_US)
-    assert found == {"gather_ns_per_element": 0.0}
+    constants = _gathers([*slower, *rows(hw, "dot")], hw, CALL_US)
+    assert constants == {"gather_ns_per_element": 0.0}
 
 
 def test_what_was_not_measured_is_not_found() -> None:

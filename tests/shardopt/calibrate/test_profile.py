@@ -104,32 +104,32 @@ def rows() -> list[Measurement]:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_constants_come_back_from_their_rows(machine: dict[str, dict[str, Any]]) -> None:
-    found = build_profile(rows_of(with_groups(BASE, **machine)), ORIGIN, BASE, "mine", 2, 24.0)
+    calibrated = build_profile(rows_of(with_groups(BASE, **machine)), ORIGIN, BASE, "mine", 2, 24.0)
     for group, constants in machine.items():
-        made = getattr(found.profile, group).model_dump()
+        fitted = getattr(calibrated.profile, group).model_dump()
         for name, value in constants.items():
             for key in value if isinstance(value, dict) else ():
-                assert made[name][key] == pytest.approx(value[key], rel=2e-3), (name, key)
+                assert fitted[name][key] == pytest.approx(value[key], rel=2e-3), (name, key)
             if not isinstance(value, dict):
-                assert made[name] == pytest.approx(value, rel=2e-3), name
-    assert {"lookup forward", "lookup backward", "gemm fp32", *OPS} <= set(found.errors)
-    for what, error in found.errors.items():
+                assert fitted[name] == pytest.approx(value, rel=2e-3), name
+    assert {"lookup forward", "lookup backward", "gemm fp32", *OPS} <= set(calibrated.errors)
+    for family, error in calibrated.errors.items():
         assert error.n
-        assert error.mape < (0.08 if what in OPS else 0.01), what
-    overheads = found.profile.overheads
-    assert found.profile.elementwise.floor_us == pytest.approx(CALL_US)
-    assert len(found.profile.elementwise.math_ns) == 10
+        assert error.mape < (0.08 if family in OPS else 0.01), family
+    overheads = calibrated.profile.overheads
+    assert calibrated.profile.elementwise.floor_us == pytest.approx(CALL_US)
+    assert len(calibrated.profile.elementwise.math_ns) == 10
     assert overheads.collective_us == pytest.approx(ISSUE_US)
     assert overheads.step_us == pytest.approx(STEP_US, rel=1e-2)
-    assert _layer_op_us(found) == pytest.approx(LAYER_OP_US, rel=1e-2)
-    kept = (overheads.op_us, overheads.layer_op_us)
-    assert kept == (BASE.overheads.op_us, BASE.overheads.layer_op_us), "no iterations were run"
+    assert _layer_op_us(calibrated) == pytest.approx(LAYER_OP_US, rel=1e-2)
+    op_costs = (overheads.op_us, overheads.layer_op_us)
+    assert op_costs == (BASE.overheads.op_us, BASE.overheads.layer_op_us), "no iterations were run"
 
 
 def test_the_profile_is_a_file_that_plan_takes(rows: list[Measurement], tmp_path: Path) -> None:
-    found = build_profile(rows, ORIGIN, BASE, "mine", 2, 24.0)
+    calibrated = build_profile(rows, ORIGIN, BASE, "mine", 2, 24.0)
     path = tmp_path / "mine.yaml"
-    path.write_text(profile_text(found))
+    path.write_text(profile_text(calibrated))
     loaded = load_hardware(str(path))
     assert loaded.name == "mine"
     assert loaded.hbm_gib == 12
@@ -150,16 +150,16 @@ def test_the_profile_is_a_file_that_plan_takes(rows: list[Measurement], tmp_path
 def test_a_link_between_hosts_is_fitted_from_its_own_rows_alone() -> None:
     points = [*collective_points(design.QUICK, 2), *collective_points(design.QUICK, 2, 1.0)]
     both = collective_rows(TRUE, points)
-    made = build_profile(both, ORIGIN, BASE, "mine", 2, 24.0, 1.0).profile
-    assert (made.gpus_per_host, made.nvlink_domain) == (1, 1)
-    assert made.collectives.intra == BASE.collectives.intra
-    inter = made.collectives.inter
+    profile = build_profile(both, ORIGIN, BASE, "mine", 2, 24.0, 1.0).profile
+    assert (profile.gpus_per_host, profile.nvlink_domain) == (1, 1)
+    assert profile.collectives.intra == BASE.collectives.intra
+    inter = profile.collectives.inter
     assert inter.provenance.kind == "measured"
     assert inter.nic_gbit_s == 1.0
     sizes = np.array([2.0**20])
     for op in OPS:
-        found, true = (getattr(wire, op) for wire in (inter, TRUE.collectives.inter))
-        times = [latency_ms(c, 2) + float(transfer_ms(c, sizes, 2)[0]) for c in (found, true)]
+        fitted, true = (getattr(wire, op) for wire in (inter, TRUE.collectives.inter))
+        times = [latency_ms(c, 2) + float(transfer_ms(c, sizes, 2)[0]) for c in (fitted, true)]
         assert times[0] == pytest.approx(times[1], rel=0.05)
     within = build_profile(both, ORIGIN, BASE, "mine", 2, 24.0).profile
     assert within.overheads.collective_us == pytest.approx(ISSUE_US)
@@ -172,8 +172,8 @@ def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
     link_gbit_s: float | None,
 ) -> None:
     """The latency of a curve is that of iterations; a row split's two collectives share theirs."""
-    known = {"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0, "collective_us": 0.0}
-    true = with_groups(TRUE, overheads=known)
+    costs = {"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0, "collective_us": 0.0}
+    true = with_groups(TRUE, overheads=costs)
     name, among = ("intra", {}) if link_gbit_s is None else ("inter", {"link_gbit_s": link_gbit_s})
     wire = getattr(true.collectives, name)
     in_iterations = {
@@ -183,17 +183,17 @@ def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
         "all_gather": 400.0,
     }
     points = collective_points(design.QUICK, 2, link_gbit_s)
-    given = collective_rows(true, points) + iteration_rows(true, in_iterations, **among)
-    found = build_profile(given, ORIGIN, TRUE, "mine", 2, 24.0, link_gbit_s)
-    overheads = found.profile.overheads
+    rows = collective_rows(true, points) + iteration_rows(true, in_iterations, **among)
+    calibrated = build_profile(rows, ORIGIN, TRUE, "mine", 2, 24.0, link_gbit_s)
+    overheads = calibrated.profile.overheads
     assert overheads.provenance.kind == "measured"
-    assert {cost: getattr(overheads, cost) for cost in known} == pytest.approx(known, rel=0.02)
-    assert "host" in found.errors
+    assert {cost: getattr(overheads, cost) for cost in costs} == pytest.approx(costs, rel=0.02)
+    assert "host" in calibrated.errors
     sizes = np.array([2.0**20])
     for op in OPS:
-        made = getattr(getattr(found.profile.collectives, name), op)
-        assert made.latency_us == pytest.approx(in_iterations[op], rel=0.05), op
-        moved = (float(transfer_ms(curve, sizes, 2)[0]) for curve in (made, getattr(wire, op)))
+        fitted = getattr(getattr(calibrated.profile.collectives, name), op)
+        assert fitted.latency_us == pytest.approx(in_iterations[op], rel=0.05), op
+        moved = (float(transfer_ms(curve, sizes, 2)[0]) for curve in (fitted, getattr(wire, op)))
         assert next(moved) == pytest.approx(next(moved), rel=0.05), op
 
 
@@ -201,11 +201,11 @@ def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
 def test_the_floor_of_a_kernel_is_at_most_a_small_op_in_a_loop(
     rows: list[Measurement], small_us: float | None, floor_us: float
 ) -> None:
-    given = [r for r in rows if r.point.family == "elementwise"]
+    small_rows = [r for r in rows if r.point.family == "elementwise"]
     if small_us is not None:
-        given.append(row(Point("host", {"what": "op"}), units.us(small_us)))
-    found = build_profile(given, ORIGIN, BASE, "mine", 2, 24.0)
-    assert found.profile.elementwise.floor_us == pytest.approx(floor_us, rel=1e-3)
+        small_rows.append(row(Point("host", {"what": "op"}), units.us(small_us)))
+    calibrated = build_profile(small_rows, ORIGIN, BASE, "mine", 2, 24.0)
+    assert calibrated.profile.elementwise.floor_us == pytest.approx(floor_us, rel=1e-3)
 
 
 def test_one_group_is_fitted_and_written_over_the_base(
@@ -213,11 +213,11 @@ def test_one_group_is_fitted_and_written_over_the_base(
 ) -> None:
     """Whatever other rows the file holds."""
     true = with_groups(TRUE, overheads={"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0})
-    given = [*rows, *iteration_rows(true, 100.0)]
-    found = build_profile(given, ORIGIN, BASE, "mine", 2, 24.0, only=Group.HOST)
-    assert found.groups == {"overheads"}
+    all_rows = [*rows, *iteration_rows(true, 100.0)]
+    calibrated = build_profile(all_rows, ORIGIN, BASE, "mine", 2, 24.0, only=Group.HOST)
+    assert calibrated.groups == {"overheads"}
     path = tmp_path / "mine.yaml"
-    path.write_text(profile_text(found, "cpu-gloo"))
+    path.write_text(profile_text(calibrated, "cpu-gloo"))
     loaded = load_hardware(str(path))
     assert loaded.overheads.op_us == pytest.approx(8.0, rel=0.1)
     assert loaded.overheads.provenance.kind == "measured"
@@ -240,8 +240,8 @@ MINE, SHIPPED = errors(gemm=0.05, all_reduce=0.05), errors(gemm=0.1, all_reduce=
 
 
 def test_nothing_stands_against_a_quiet_calibration() -> None:
-    found = judge(GOOD, {"gemm": 0.03}, MINE, SHIPPED, 2)
-    assert found == Verdict(quality="quiet")
+    verdict = judge(GOOD, {"gemm": 0.03}, MINE, SHIPPED, 2)
+    assert verdict == Verdict(quality="quiet")
 
 
 @pytest.mark.parametrize(
@@ -267,15 +267,15 @@ def test_nothing_stands_against_a_quiet_calibration() -> None:
     ],
 )
 def test_a_doubt_makes_it_usable(accepted: Accepted, drift: float, why: str) -> None:
-    found = judge(accepted, {"gemm": drift, "all_to_all": 0.0}, MINE, SHIPPED, 2)
-    assert found == Verdict(quality="usable", why=(why,))
+    verdict = judge(accepted, {"gemm": drift, "all_to_all": 0.0}, MINE, SHIPPED, 2)
+    assert verdict == Verdict(quality="usable", why=(why,))
 
 
 def test_a_larger_error_of_one_kind_makes_it_worse_whatever_the_other_is() -> None:
-    mine = errors(gemm=0.01, all_reduce=0.2, host=0.9)
-    found = judge(GOOD, {"gemm": 0.2}, mine, SHIPPED, 2)
-    assert found.quality == "worse than the shipped one"
-    assert found.why == (
+    measured = errors(gemm=0.01, all_reduce=0.2, host=0.9)
+    verdict = judge(GOOD, {"gemm": 0.2}, measured, SHIPPED, 2)
+    assert verdict.quality == "worse than the shipped one"
+    assert verdict.why == (
         "held-out error of collectives 20.0%, of the shipped one 10.0%",
         "reference gemm moved by 20%",
     )
@@ -287,25 +287,25 @@ def judged(verdict: Verdict) -> CalibratedProfile:
 
 
 def test_a_profile_keeps_its_verdict_and_those_who_plan_with_it_hear_it(tmp_path: Path) -> None:
-    told = {}
+    notes = {}
     for quality in ("quiet", "usable", "worse than the shipped one"):
         verdict = Verdict(quality=quality, why=("the cat sat on it",))
-        made = judged(verdict)
+        calibrated = judged(verdict)
         path = tmp_path / "mine.yaml"
         for base in (None, "cpu-gloo"):
-            path.write_text(profile_text(made, base))
+            path.write_text(profile_text(calibrated, base))
             assert load_hardware(str(path)).verdict == verdict
-        told[quality] = resolve(MODEL, Machine(gpus=2, hardware=str(path))).notes
-    assert not any("calibration" in note for note in told["quiet"])
+        notes[quality] = resolve(MODEL, Machine(gpus=2, hardware=str(path))).notes
+    assert not any("calibration" in note for note in notes["quiet"])
     for quality in ("usable", "worse than the shipped one"):
-        (note,) = (note for note in told[quality] if "calibration" in note)
+        (note,) = (note for note in notes[quality] if "calibration" in note)
         assert f"hardware mine: its calibration is {quality} (the cat sat on it)" in note
 
 
 def test_a_file_on_top_of_a_judged_profile_has_no_verdict(tmp_path: Path) -> None:
     verdict = Verdict(quality="usable")
-    made = judged(verdict)
-    (tmp_path / "mine.yaml").write_text(profile_text(made))
+    calibrated = judged(verdict)
+    (tmp_path / "mine.yaml").write_text(profile_text(calibrated))
     (tmp_path / "other.yaml").write_text("base: mine.yaml\n")
     assert load_hardware(str(tmp_path / "other.yaml")).verdict is None
 
@@ -332,9 +332,9 @@ GOLDEN = ROOT / "tests" / "golden" / "calibrated.yaml"
 
 def test_committed_rows_give_the_profile_that_they_gave() -> None:
     origin, rows = read_rows(ROWS)
-    made = yaml.safe_load(profile_text(build_profile(rows, origin, BASE, "golden", 2, 24.0)))
-    known = yaml.safe_load(GOLDEN.read_text(encoding="utf-8"))
-    assert dict(numbers(made)) == pytest.approx(dict(numbers(known)), rel=1e-3)
+    profile = yaml.safe_load(profile_text(build_profile(rows, origin, BASE, "golden", 2, 24.0)))
+    golden = yaml.safe_load(GOLDEN.read_text(encoding="utf-8"))
+    assert dict(numbers(profile)) == pytest.approx(dict(numbers(golden)), rel=1e-3)
 
 
 def numbers(value: object, path: str = "") -> Iterator[tuple[str, float]]:
@@ -354,11 +354,13 @@ def test_whatever_points_there_are_give_a_profile(seed: int, tmp_path: Path) -> 
     """A calibration ends early: some points of some families, of each a few parts."""
     origin, rows = read_rows(ROWS)
     draw = random.Random(seed)
-    left = {row.point.family: draw.random() ** 2 for row in rows}
-    some = [row for row in rows if draw.random() < left[row.point.family]]
-    made = build_profile(some, origin, BASE, "some", 2, 24.0, missing=len(rows) - len(some))
-    assert made.profile.verdict.quality != "quiet"
-    (tmp_path / "some.yaml").write_text(profile_text(made))
+    share = {row.point.family: draw.random() ** 2 for row in rows}
+    sampled = [row for row in rows if draw.random() < share[row.point.family]]
+    calibrated = build_profile(
+        sampled, origin, BASE, "some", 2, 24.0, missing=len(rows) - len(sampled)
+    )
+    assert calibrated.profile.verdict.quality != "quiet"
+    (tmp_path / "some.yaml").write_text(profile_text(calibrated))
     assert load_hardware(str(tmp_path / "some.yaml")).name == "some"
 
 
@@ -396,11 +398,11 @@ def test_tables_of_the_model_are_priced_as_measured() -> None:
             ("backward", Load.BACKWARD_MS, base.embedding.backward_us),
         )
     ]
-    found = build_profile(rows, ORIGIN, base, "new", 2, 8.0, missing=5, model=model).profile
-    ratios = [lookup_ms(found, model, i) / plain[i] for i in range(3)]
+    profile = build_profile(rows, ORIGIN, base, "new", 2, 8.0, missing=5, model=model).profile
+    ratios = [lookup_ms(profile, model, i) / plain[i] for i in range(3)]
     assert ratios[0] == pytest.approx(slower, rel=0.08)
     assert 1 < ratios[2] < ratios[1] < ratios[0]
-    other = replace(model, name="other")
-    assert lookup_ms(found, other, 0) < slower * plain[0]  # factors of tables are of one model
-    assert found.learned is not None
-    assert {f.table for f in found.learned.factors} == {None, "t0"}
+    renamed = replace(model, name="other")
+    assert lookup_ms(profile, renamed, 0) < slower * plain[0]  # factors of tables are of one model
+    assert profile.learned is not None
+    assert {f.table for f in profile.learned.factors} == {None, "t0"}

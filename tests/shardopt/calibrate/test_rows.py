@@ -36,12 +36,12 @@ LOOKUP = Point("lookup", {"batch": 8, "tables": [{"rows": 10, "dim": 8}]})
 
 @pytest.fixture
 def file(tmp_path: Path) -> CalibrationRows:
-    made = CalibrationRows(tmp_path / "rows.csv", ORIGIN)
-    made.append(row_of_samples(GEMM, Samples((1e-3, 1.1e-3, 1.2e-3))))
-    made.append(
+    rows = CalibrationRows(tmp_path / "rows.csv", ORIGIN)
+    rows.append(row_of_samples(GEMM, Samples((1e-3, 1.1e-3, 1.2e-3))))
+    rows.append(
         row_of_samples(LOOKUP, Samples((2e-3, 2e-3)), "forward", tables=[[10, 8, 8, 9.0, 5.5]])
     )
-    return made
+    return rows
 
 
 def test_rows_come_back_as_they_were_written(file: CalibrationRows) -> None:
@@ -82,15 +82,15 @@ def test_a_point_that_failed_is_kept_with_its_message_and_not_measured_again(
     assert not missing(again.rows, [GEMM, LOOKUP])
     failed = [row for row in again.rows if row.failure]
     assert [row.failure for row in failed] == ["RuntimeError: Float, but found Half"] * 2
-    found = accept(again.rows)
-    assert [row.point for row in found.failed] == [GEMM, LOOKUP]
-    assert [row.point for row in found.rows] == [GEMM, LOOKUP], "what was measured before stays"
-    assert found.refused == []
+    accepted = accept(again.rows)
+    assert [row.point for row in accepted.failed] == [GEMM, LOOKUP]
+    assert [row.point for row in accepted.rows] == [GEMM, LOOKUP], "what was measured before stays"
+    assert accepted.refused == []
     assert points_again(failed) == []
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("1100.000", "nan", "time is not above 0"),
         ("1100.000", "-3.000", "time is not above 0"),
@@ -102,11 +102,11 @@ def test_a_point_that_failed_is_kept_with_its_message_and_not_measured_again(
     ],
 )
 def test_a_line_that_is_no_row_of_this_machine_is_named(
-    file: CalibrationRows, old: str, new: str, said: str
+    file: CalibrationRows, old: str, new: str, message: str
 ) -> None:
     file.path.write_text(file.path.read_text().replace(old, new, 1))
     line = 3 if old == "[[10," else 2
-    with pytest.raises(InputError, match=rf"rows\.csv:{line}: .*{said}"):
+    with pytest.raises(InputError, match=rf"rows\.csv:{line}: .*{message}"):
         CalibrationRows(file.path, ORIGIN)
 
 
@@ -117,9 +117,9 @@ Poison = Callable[[list[float]], list[float]]
 
 
 def row(point: Point, seconds: Sequence[float], part: str = "") -> Measurement:
-    made = row_of_samples(point, Samples(tuple(seconds)), part)
-    made.__dict__["date"] = "2026-01-02T03:04:05Z"
-    return made
+    measurement = row_of_samples(point, Samples(tuple(seconds)), part)
+    measurement.__dict__["date"] = "2026-01-02T03:04:05Z"
+    return measurement
 
 
 def samples(seconds: float, seed: int, count: int = 40) -> list[float]:
@@ -133,13 +133,17 @@ def message_s(size: int) -> float:
     return 3e-4 + size / 2e9
 
 
-def collectives(poison: Poison = lambda of: of, op: str | None = None) -> list[Measurement]:
+def collectives(
+    poison: Poison = lambda seconds: seconds, op: str | None = None
+) -> list[Measurement]:
     """Rows of a machine; those of one size, of one op or of all, are poisoned."""
     rows = []
     for i, point in enumerate(collective_points(QUICK, 2)):
-        of = samples(message_s(point.params["bytes"]), i)
+        seconds = samples(message_s(point.params["bytes"]), i)
         busy = point.params["bytes"] == BUSY_BYTES and point.params["op"] != "issue"
-        rows.append(row(point, poison(of) if busy and op in (None, point.params["op"]) else of))
+        if busy and op in (None, point.params["op"]):
+            seconds = poison(seconds)
+        rows.append(row(point, seconds))
     return rows
 
 
@@ -154,36 +158,36 @@ def fitted(rows: list[Measurement]) -> HardwareProfile:
     return build_profile(rows, Origin("machine", "torch"), BASE, "mine", 2, 24.0).profile
 
 
-def hiccup(of: list[float]) -> list[float]:
-    return [*of[:-1], 0.1]
+def hiccup(seconds: list[float]) -> list[float]:
+    return [*seconds[:-1], 0.1]
 
 
-def modes(of: list[float]) -> list[float]:
+def modes(seconds: list[float]) -> list[float]:
     """A third waits for a tick of the scheduler."""
-    return [s + (4e-3 if i % 3 == 0 else 0.0) for i, s in enumerate(of)]
+    return [s + (4e-3 if i % 3 == 0 else 0.0) for i, s in enumerate(seconds)]
 
 
-def slow(of: list[float]) -> list[float]:
+def slow(seconds: list[float]) -> list[float]:
     """All of them, steadily: other work had the machine as long as this size was measured."""
-    return [2.5 * s for s in of]
+    return [2.5 * s for s in seconds]
 
 
 @pytest.mark.parametrize("poison", [hiccup, modes, slow])
 @pytest.mark.parametrize("op", ["all_reduce", None])
 def test_a_poisoned_size_does_not_move_the_curve(poison: Poison, op: str | None) -> None:
     clean, poisoned = fitted(collectives()), fitted(collectives(poison, op))
-    for of in OPS:
-        assert times(poisoned, of) == pytest.approx(times(clean, of), rel=0.06), of
+    for name in OPS:
+        assert times(poisoned, name) == pytest.approx(times(clean, name), rel=0.06), name
 
 
 REFERENCE = Point("reference", {"kernel": "gemm", "at": "start"})
 LINKED = Point("collective", {"op": "all_gather", "bytes": 256, "link_gbit_s": 1.0})
 STEADY = [samples(1e-3, seed) for seed in range(2)]
-MODES = [modes(of) for of in STEADY]
+MODES = [modes(seconds) for seconds in STEADY]
 
 
 @pytest.mark.parametrize(
-    ("point", "attempts", "kept", "again"),
+    ("point", "attempts", "accepted_row", "again"),
     [
         (PRODUCT, [hiccup(STEADY[0])], None, True),
         (PRODUCT, [hiccup(STEADY[0]), STEADY[1]], 1, False),
@@ -196,15 +200,15 @@ MODES = [modes(of) for of in STEADY]
     ],
 )
 def test_a_steady_attempt_counts_or_the_same_modes_twice(
-    point: Point, attempts: list[list[float]], kept: int | None, again: bool
+    point: Point, attempts: list[list[float]], accepted_row: int | None, again: bool
 ) -> None:
-    rows = [row(point, of) for of in attempts]
-    found = accept(rows)
+    rows = [row(point, seconds) for seconds in attempts]
+    accepted = accept(rows)
     assert points_again(rows) == ([point] if again else [])
-    assert found.repeated == (len(rows) > 1)
-    assert found.rows == ([] if kept is None else [rows[kept]])
-    assert len(found.refused) == (kept is None)
-    assert all(refused in rows for refused in found.refused)
+    assert accepted.repeated == (len(rows) > 1)
+    assert accepted.rows == ([] if accepted_row is None else [rows[accepted_row]])
+    assert len(accepted.refused) == (accepted_row is None)
+    assert all(refused in rows for refused in accepted.refused)
 
 
 def test_a_cost_with_modes_takes_their_mean() -> None:
@@ -250,14 +254,14 @@ def test_a_calibration_interrupted_in_a_repeat_repeats_that_point() -> None:
 
 def test_curves_with_too_few_rows_left_stay_those_of_the_base_and_it_is_said() -> None:
     rows = [
-        row(of.point, hiccup(samples(1e-3, 0)))
-        if of.point.params["op"] == "all_gather" and of.point.params["bytes"] > 1024
-        else of
-        for of in collectives()
+        row(measured.point, hiccup(samples(1e-3, 0)))
+        if measured.point.params["op"] == "all_gather" and measured.point.params["bytes"] > 1024
+        else measured
+        for measured in collectives()
     ]
     host = [row(Point("elementwise", {"op": "clone", "bytes": 2**i}), [1e-3] * 3) for i in range(9)]
-    for i, of in enumerate(host):
-        of.facts["bytes_moved"] = 2.0**i
-    found = build_profile([*rows, *host], Origin("machine", "torch"), BASE, "mine", 2, 24.0)
-    assert found.profile.collectives == BASE.collectives
-    assert any("collectives.intra: too few rows are left" in note for note in found.notes)
+    for i, measured in enumerate(host):
+        measured.facts["bytes_moved"] = 2.0**i
+    calibrated = build_profile([*rows, *host], Origin("machine", "torch"), BASE, "mine", 2, 24.0)
+    assert calibrated.profile.collectives == BASE.collectives
+    assert any("collectives.intra: too few rows are left" in note for note in calibrated.notes)

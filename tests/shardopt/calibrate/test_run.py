@@ -35,15 +35,15 @@ ROOT = Path(__file__).parents[3]
 ORIGIN = Origin("machine", "versions")
 
 
-def settings(folder: Path, **others: Any) -> CalibrationSettings:
-    return CalibrationSettings("gloo", 2, design.TINY, folder / "rows.csv", **others)
+def settings(folder: Path, **fields: Any) -> CalibrationSettings:
+    return CalibrationSettings("gloo", 2, design.TINY, folder / "rows.csv", **fields)
 
 
 TABLES = [[1000, 8, 64, 288.0, 240.0]]
 
 
 @pytest.mark.parametrize(
-    ("point", "facts", "said"),
+    ("point", "facts", "label"),
     [
         (
             Point("model_lookup", {"model_sha": "abc", "table": "t", "batch_size": 16, "ranks": 2}),
@@ -61,16 +61,16 @@ def test_a_row_is_named_kept_and_counted(
     tmp_path: Path,
     point: Point,
     facts: dict[str, object],
-    said: str,
+    label: str,
 ) -> None:
-    asked = settings(tmp_path)
-    file, lines = CalibrationRows(asked.rows, ORIGIN), list[str]()
-    save = run.saver(asked, file, [point, Point("gemm", {})], lines.append)
+    options = settings(tmp_path)
+    file, lines = CalibrationRows(options.rows, ORIGIN), list[str]()
+    save = run.saver(options, file, [point, Point("gemm", {})], lines.append)
     save(row_of_samples(point, Samples((1e-3, 1e-3, 1e-3)), "forward", **facts))
-    assert lines == [f"[1/2] {said}: 1.000 ms"]
+    assert lines == [f"[1/2] {label}: 1.000 ms"]
     assert [row.point for row in file.rows] == [point]
     assert file.rows[0].settings
-    assert asked.rows.is_file()
+    assert options.rows.is_file()
 
 
 @pytest.mark.parametrize("runtime", Runtime)
@@ -78,16 +78,16 @@ def test_rows_say_their_runtime_and_two_are_never_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Runtime
 ) -> None:
     monkeypatch.setattr(run, "origin", lambda backend: ORIGIN)
-    asked = design.CalibrationSettings(
+    options = design.CalibrationSettings(
         "gloo", 2, design.TINY, tmp_path / "rows.csv", runtime=runtime
     )
     point = Point("gemm", {"m": 64, "dtype": "fp32", "layout": "nn"})
-    save = run.saver(asked, run.open_rows(asked, print), [point], print)
+    save = run.saver(options, run.open_rows(options, print), [point], print)
     save(row_of_samples(point, Samples((1e-3, 1e-3))))
-    assert [row.runtime for row in run.open_rows(asked, print).rows] == [runtime]
-    other = next(r for r in Runtime if r is not runtime)
+    assert [row.runtime for row in run.open_rows(options, print).rows] == [runtime]
+    different = next(r for r in Runtime if r is not runtime)
     with pytest.raises(InputError, match=f"rows of the {runtime} runtime") as caught:
-        run.open_rows(replace(asked, runtime=other), print)
+        run.open_rows(replace(options, runtime=different), print)
     assert caught.value.inputs == ("runtime",)
 
 
@@ -137,19 +137,19 @@ def test_doubtful_points_are_measured_again_after_all_others_and_once(
     kernel = Point("gemm", {"m": 64, "dtype": "fp32", "layout": "nn"})
     exchange = Point("collective", {"op": "all_reduce", "bytes": 256, "ranks": 2})
     monkeypatch.setattr(run, "points_of", lambda settings: ([kernel], [exchange]))
-    asked = settings(tmp_path)
+    options = settings(tmp_path)
     lines = list[str]()
-    file = run.measure(asked, lines.append)
+    file = run.measure(options, lines.append)
     assert measured == [kernel, exchange, kernel, exchange]
     assert sum("again" in line for line in lines) == 2
     assert [row.point for row in accept(file.rows).rows] == [kernel, exchange]
 
-    whole = asked.rows.read_text().splitlines(keepends=True)
-    asked.rows.write_text("".join(whole[:3]))
+    row_lines = options.rows.read_text().splitlines(keepends=True)
+    options.rows.write_text("".join(row_lines[:3]))
     measured[:] = [exchange]
-    run.measure(asked, lines.append)
+    run.measure(options, lines.append)
     assert measured == [exchange, kernel, exchange]
-    run.measure(asked, lines.append)
+    run.measure(options, lines.append)
     assert measured == [exchange, kernel, exchange], "what was repeated stays so"
 
 
@@ -159,13 +159,15 @@ def test_a_limit_leaves_time_for_all_ranks_and_the_same_command_goes_on(
     kernels = [Point("gemm", {"m": m, "steady": 1}) for m in range(4)]
     exchanges = [Point("collective", {"op": "issue", "bytes": n, "steady": 1}) for n in range(4)]
     monkeypatch.setattr(run, "points_of", lambda settings: (kernels, exchanges))
-    asked = settings(tmp_path, minutes=1.0)
+    options = settings(tmp_path, minutes=1.0)
     there = []
     for _ in range(6):
         before = len(measured)
-        file = run.measure(asked, lambda text: None)
+        file = run.measure(options, lambda text: None)
         assert len(measured) - before <= 4, "a point that is begun is finished"
-        there.append([len(of) - len(missing(file.rows, of)) for of in (kernels, exchanges)])
+        there.append(
+            [len(points) - len(missing(file.rows, points)) for points in (kernels, exchanges)]
+        )
     assert there[0] == [2, 1]
     assert there[-1] == [4, 4]
 
@@ -178,9 +180,11 @@ def test_iterations_that_there_is_no_time_for_are_left_to_the_next_run() -> None
     device: Any = SimpleNamespace(type="cpu")
     talk: Any = None
     points = host.iteration_points(2)
-    asked = settings(Path())
-    late = together.measure_iterations(points, device, asked, talk, go_on=lambda: False, later=True)
-    assert list(late) == []
+    options = settings(Path())
+    rows = together.measure_iterations(
+        points, device, options, talk, go_on=lambda: False, later=True
+    )
+    assert list(rows) == []
 
 
 def test_the_tables_of_a_model_come_first() -> None:
