@@ -43,9 +43,9 @@ def test_a_good_file(write: Callable[[str], Path]) -> None:
 def test_the_kind_of_network_is_priced(write: Callable[[str], Path]) -> None:
     cluster = load_cluster(write(GOOD + "network: {kind: tcpx, per_gpu_gbps: 50}\n"))
     own = load_hardware("h100-sxm")
-    found = cluster.joined(own).collectives.inter
-    assert found.nic_gbit_s == 50
-    assert found.all_to_all.latency_us > own.collectives.inter.all_to_all.latency_us
+    network = cluster.joined(own).collectives.inter
+    assert network.nic_gbit_s == 50
+    assert network.all_to_all.latency_us > own.collectives.inter.all_to_all.latency_us
     assert load_cluster(write(GOOD)).joined(own) is own
 
 

@@ -75,11 +75,11 @@ def test_what_cannot_be_read_is_told(text: str, words: str, tmp_path: Path) -> N
 @given(st.text(alphabet="ab[]-,019 :=slot#\n", max_size=60))
 def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     try:
-        found = read(tmp_path_factory.mktemp("any"), text)
+        tables = read(tmp_path_factory.mktemp("any"), text)
     except InputError:
         return
-    assert found
-    assert len({name for name, _ in found}) == len(found)
+    assert tables
+    assert len({name for name, _ in tables}) == len(tables)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_what_is_no_matrix_is_told(text: str, words: str, tmp_path: Path) -> Non
 @given(st.text(alphabet="GPU0123 XNV\t\n:[]\x1b", max_size=200))
 def test_any_matrix_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     try:
-        found = read_matrix(tmp_path_factory.mktemp("any"), text)
+        topology = read_matrix(tmp_path_factory.mktemp("any"), text)
     except InputError:
         return
-    assert found.gpus % found.nvlink_domain == 0
+    assert topology.gpus % topology.nvlink_domain == 0

@@ -66,7 +66,7 @@ def test_inference_is_not_trained_and_survives_writing(
 
 
 @pytest.mark.parametrize(
-    ("mode", "data_type", "optimizer", "told"),
+    ("mode", "data_type", "optimizer", "expected"),
     [
         ("training", "int8", "adam", 1),
         ("training", "nfp8", "adam", 1),
@@ -78,7 +78,12 @@ def test_inference_is_not_trained_and_survives_writing(
     ],
 )
 def test_types_that_fbgemm_does_not_take_are_told(
-    write: Callable[[str], Path], good: str, mode: str, data_type: str, optimizer: str, told: int
+    write: Callable[[str], Path],
+    good: str,
+    mode: str,
+    data_type: str,
+    optimizer: str,
+    expected: int,
 ) -> None:
     text = good.replace("schema: 1", f"schema: 1\nmode: {mode}")
     text = text.replace("data_type: fp16", f"data_type: {data_type}")
@@ -86,7 +91,7 @@ def test_types_that_fbgemm_does_not_take_are_told(
         write(text.replace("optimizer: adam", f"optimizer: {optimizer}", 1))
     )
     assert workload.tables[1].data_type == data_type
-    assert len(notes) == told
+    assert len(notes) == expected
 
 
 def test_batch_size_overrides_and_may_then_be_left_out(
@@ -150,7 +155,7 @@ def test_a_deviation_of_lengths_is_read_where_the_distribution_is(
     tmp_path: Path, write: Callable[[str], Path], good: str
 ) -> None:
     measured = {"counts": [1.0, 9.0], "weights": [5.0, 1.0], "pooling_factor": 6.0}
-    for more, given, expected in (
+    for more, keys, expected in (
         ({"pooling_factor_std": 4.0}, "", 2.0),  # as wide for its mean as in the data
         ({"pooling_factor_std": 4.0, "pooling_factor_max": 9.0}, "", 2.0),
         ({"pooling_factor_std": 4.0}, "pooling_factor_std: 9\n        ", 9.0),
@@ -159,11 +164,11 @@ def test_a_deviation_of_lengths_is_read_where_the_distribution_is(
         arrays = {f"cat_0.{name}": np.array(v) for name, v in {**measured, **more}.items()}
         np.savez(tmp_path / "stats.npz", **arrays)
         text = good.replace("{zipf: {alpha: 1.05, q: 2}}", "{file: stats.npz, feature: cat_0}")
-        text = text.replace("index_distribution: {file", f"{given}index_distribution: {{file")
-        found = load_model(write(text)).tables[0].features[0]
-        assert (found.pooling_factor, found.pooling_factor_std) == (3.0, expected)
+        text = text.replace("index_distribution: {file", f"{keys}index_distribution: {{file")
+        feature = load_model(write(text)).tables[0].features[0]
+        assert (feature.pooling_factor, feature.pooling_factor_std) == (3.0, expected)
         most = more.get("pooling_factor_max")
-        assert found.pooling_factor_max == (most and most / 2)
+        assert feature.pooling_factor_max == (most and most / 2)
 
 
 def test_mixed_modules_are_noted(write: Callable[[str], Path], good: str) -> None:

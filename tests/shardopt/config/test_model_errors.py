@@ -97,13 +97,13 @@ def test_what_has_no_end_is_not_read_to_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted", ["tables: {csv: fifo}", "features: [{name: f, index_distribution: {file: fifo}}]"]
+    "entry", ["tables: {csv: fifo}", "features: [{name: f, index_distribution: {file: fifo}}]"]
 )
 def test_a_fifo_that_a_model_names_is_refused_and_not_waited_for(
-    tmp_path: Path, wanted: str
+    tmp_path: Path, entry: str
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
-    tables = wanted if wanted.startswith("tables") else f"tables:\n  - name: t\n    {wanted}"
+    tables = entry if entry.startswith("tables") else f"tables:\n  - name: t\n    {entry}"
     path = tmp_path / "model.yaml"
     path.write_text(f"schema: 1\n{tables}\n")
     with pytest.raises(InputError, match="fifo: is a FIFO or a device; give a regular"):

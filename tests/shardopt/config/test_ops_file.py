@@ -94,30 +94,30 @@ def test_workloads_share_a_price_only_where_the_captured_part_costs_the_same(
     assert isinstance(workload.dense, CapturedDense)
     ranks, h100 = Topology.uniform(2, hbm_bytes=0, ddr_bytes=0), load_hardware("h100-sxm")
 
-    def priced(given: Workload, hardware: HardwareProfile = h100) -> DenseWork:
-        return FixedCosts(given, ranks, hardware).dense
+    def priced(load: Workload, hardware: HardwareProfile = h100) -> DenseWork:
+        return FixedCosts(load, ranks, hardware).dense
 
-    known = priced(workload)
-    assert priced(replace(workload, qcomm=QComm("bf16", "bf16"))) is known
+    price = priced(workload)
+    assert priced(replace(workload, qcomm=QComm("bf16", "bf16"))) is price
     compiled = replace(workload, dense=replace(workload.dense, compiled=True))
     (first, *_), fewer = workload.tables, load_model(model(tmp_path), batch_size=500)
     (feature, *_) = first.features
     longer = replace(feature, pooling_factor=9 * feature.pooling_factor)
     more_ids = (replace(first, features=(longer, *first.features[1:])), *workload.tables[1:])
-    for other in (
+    for another_price in (
         priced(compiled),
         priced(fewer),
         priced(replace(workload, tables=more_ids)),
         priced(workload, load_hardware("cpu-gloo")),
     ):
-        assert other is not known
+        assert another_price is not price
 
 
 def test_sizes_grow_with_the_batch_and_the_ids(tmp_path: Path) -> None:
     workload = load_model(model(tmp_path), batch_size=1000)
     assert isinstance(workload.dense, CapturedDense)
-    found = workload.dense.program(workload)
-    lookup, product, arange = found.forward
+    ops = workload.dense.program(workload)
+    lookup, product, arange = ops.forward
     assert isinstance(lookup, Lookup)
     assert (lookup.module, lookup.outputs[0].shape) == ("ebc", (1000, 64))
     assert isinstance(product, OpCall)
@@ -125,8 +125,8 @@ def test_sizes_grow_with_the_batch_and_the_ids(tmp_path: Path) -> None:
     assert isinstance(arange, OpCall)
     assert (arange.outputs[0].shape, arange.outputs[0].storage_bytes) == ((2000,), 16008)
     assert arange.freed == (4,)
-    assert [type(event) for event in found.backward] == [OpCall, LookupBackward, OpCall, Gradient]
-    assert found.gradient_bytes == 256
+    assert [type(event) for event in ops.backward] == [OpCall, LookupBackward, OpCall, Gradient]
+    assert ops.gradient_bytes == 256
 
 
 def test_what_is_written_is_read_and_counts_for_the_digest(tmp_path: Path) -> None:
@@ -137,20 +137,20 @@ def test_what_is_written_is_read_and_counts_for_the_digest(tmp_path: Path) -> No
     assert load_model(again / "model.yaml") == with_digest(read)
     captured, content = read_ops(again / "m.ops.json")
     assert content.decode() == ops_text(captured)
-    other = changed(state_bytes=4)
-    assert load_model(model(tmp_path, other)).sha256 != read.sha256
+    larger_state = changed(state_bytes=4)
+    assert load_model(model(tmp_path, larger_state)).sha256 != read.sha256
 
 
 def test_ids_that_cannot_be_scaled_are_noted(tmp_path: Path) -> None:
     sequences = MODEL.replace("    features", "    pooling: none\n    features")
-    for tied, text, notes in (
+    for tied, text, expected in (
         ({"f": 100}, sequences, 1),
         ({"f": 2}, sequences, 0),
         ({}, sequences, 0),
         ({"f": 100}, MODEL, 0),  # what is pooled is as large whatever it pools
     ):
-        _, found, _ = read_model(model(tmp_path, changed(tied_ids=tied), text))
-        assert len(found) == notes
+        _, notes, _ = read_model(model(tmp_path, changed(tied_ids=tied), text))
+        assert len(notes) == expected
     path = model(tmp_path, changed(tied_ids={"f": 100}), sequences)
     (note,) = read_model(path)[1]
     assert "feature 'f' has 2 ids" in note
@@ -165,7 +165,7 @@ def test_ops_that_are_of_one_batch_are_refused_at_another(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("storages", "batch", "what"),
+    ("storages", "batch", "message"),
     [
         ([256, "255*B", "4*B", "256*B", "8*n0 + 8", 256], 512, "storage 1 has 130560"),
         ([256, "256*B", "B*B*B*B", "256*B", "8*n0 + 8", 256], 10**6, r"the size 'B\*B\*B\*B' is"),
@@ -173,10 +173,10 @@ def test_ops_that_are_of_one_batch_are_refused_at_another(tmp_path: Path) -> Non
     ],
 )
 def test_sizes_that_cannot_be_are_refused_at_their_batch(
-    tmp_path: Path, storages: list[Any], batch: int, what: str
+    tmp_path: Path, storages: list[Any], batch: int, message: str
 ) -> None:
     path = model(tmp_path, changed(storages=storages))
-    with pytest.raises(InputError, match=f"m.ops.json: .*{what}"):
+    with pytest.raises(InputError, match=f"m.ops.json: .*{message}"):
         load_model(path, batch_size=batch)
 
 

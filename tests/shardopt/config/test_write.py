@@ -87,16 +87,16 @@ def unusual() -> list[Workload]:
 
 
 @pytest.mark.parametrize(
-    "made", [everything(), *unusual(), *(random_workload(seed) for seed in range(5))]
+    "workload", [everything(), *unusual(), *(random_workload(seed) for seed in range(5))]
 )
-def test_what_is_read_is_what_was_written(tmp_path: Path, made: Workload) -> None:
+def test_what_is_read_is_what_was_written(tmp_path: Path, workload: Workload) -> None:
     path = tmp_path / "model.yaml"
-    write_model(path, made)
+    write_model(path, workload)
     read = load_model(path)
-    assert read == with_digest(made)
-    assert replace(read, sha256="") == made
+    assert read == with_digest(workload)
+    assert replace(read, sha256="") == workload
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert model_text(read) == model_text(made), "the digest is no part of the file"
+    assert model_text(read) == model_text(workload), "the digest is no part of the file"
 
 
 def test_measured_indices_are_refused() -> None:
@@ -144,9 +144,9 @@ def test_values_change_and_comments_on_others_stay() -> None:
 def test_the_note_on_uniform_features_is_of_those_that_are() -> None:
     text = f"# made\n#   {ALL_UNIFORM}\n{TEXT}"
     paths = Path("/m/model.yaml"), Path("/m/copy.yaml")
-    some, every = (fill_model(text, dict.fromkeys(n, NEW), *paths) for n in ("xy", "xyzwv"))
-    assert f"# made\n#   {SOME_UNIFORM}\n# a comment" in some
-    assert every.startswith("# made\n# a comment")
+    partly, all_filled = (fill_model(text, dict.fromkeys(n, NEW), *paths) for n in ("xy", "xyzwv"))
+    assert f"# made\n#   {SOME_UNIFORM}\n# a comment" in partly
+    assert all_filled.startswith("# made\n# a comment")
     assert fill_model(text, {}, *paths) == text
 
 
