@@ -37,9 +37,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(window, "time", made)
-    return made
+    fake = Clock()
+    monkeypatch.setattr(window, "time", fake)
+    return fake
 
 
 def batch(ids: list[int], lengths: list[int]) -> KeyedJaggedTensor:
@@ -54,12 +54,12 @@ SMALL = batch([1, 2, 2, 7], [1, 2, 0, 1])
 def counting(monkeypatch: pytest.MonkeyPatch, clock: Clock, seconds: float) -> list[float]:
     """When ids were counted, each time for so many seconds."""
     at: list[float] = []
-    whole = window._bags_of
+    bags_of = window._bags_of
 
     def slow(features: object, turn: int) -> object:
         at.append(clock.now)
         clock.now += seconds
-        return whole(features, turn)
+        return bags_of(features, turn)
 
     monkeypatch.setattr(window, "_bags_of", slow)
     return at
@@ -69,13 +69,13 @@ def test_counting_takes_its_share_whatever_it_costs(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     at = counting(monkeypatch, clock, 0.02)
-    seen = StepWindow()
+    step_window = StepWindow()
     for _ in range(1000):
         clock.now += 0.06
-        seen.add(SMALL)
+        step_window.add(SMALL)
     assert 0.02 * len(at) / clock.now == pytest.approx(SHARE, rel=0.4)
     assert len(at) > 5
-    assert seen.step_ms == pytest.approx(60)
+    assert step_window.step_ms == pytest.approx(60)
     assert all(later - earlier > 6 for earlier, later in pairwise(at))
 
 
@@ -85,11 +85,11 @@ def test_what_one_window_spent_the_next_ones_pay_back(
     at = counting(monkeypatch, clock, 0.3)
     credit = 0.0
     for _ in range(4):
-        seen = StepWindow(credit_s=credit)
+        step_window = StepWindow(credit_s=credit)
         for _ in range(50):
             clock.now += 0.06
-            seen.add(SMALL)
-        credit = seen.credit_s
+            step_window.add(SMALL)
+        credit = step_window.credit_s
     assert len(at) == 4, "one in each window, and no more"
     assert credit < -1
 
@@ -98,19 +98,19 @@ def test_an_evaluation_is_no_time_to_count_in(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     at = counting(monkeypatch, clock, 0.02)
-    seen = StepWindow()
-    for took in (0.06, 600.0, *[0.06] * 50):
-        clock.now += took
-        seen.add(SMALL)
+    step_window = StepWindow()
+    for seconds in (0.06, 600.0, *[0.06] * 50):
+        clock.now += seconds
+        step_window.add(SMALL)
     assert len(at) == 1
-    assert seen.step_ms == pytest.approx(60)
+    assert step_window.step_ms == pytest.approx(60)
 
 
 def test_a_rank_that_counts_no_ids(clock: Clock) -> None:
-    seen = StepWindow(counts_ids=False)
-    seen.add(None)
-    assert seen.steps == 1
-    assert not seen.counts
+    step_window = StepWindow(counts_ids=False)
+    step_window.add(None)
+    assert step_window.steps == 1
+    assert not step_window.counts
 
 
 def test_of_large_batches_some_samples_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +121,9 @@ def test_of_large_batches_some_samples_count(monkeypatch: pytest.MonkeyPatch) ->
     assert [turn["a"].ids.tolist() for turn in turns] == [[1], [2, 2], [1]]
     assert [turn["b"].ids.tolist() for turn in turns] == [[], [7, 8, 9], []]
     monkeypatch.setattr(window, "MOST_AT_ONCE", 10)
-    whole = dict(window._bags_of(SMALL, 5))
-    assert [whole[name].ids.tolist() for name in "ab"] == [[1, 2, 2], [7]]
-    assert [whole[name].lengths.tolist() for name in "ab"] == [[1, 2], [0, 1]]
+    bags = dict(window._bags_of(SMALL, 5))
+    assert [bags[name].ids.tolist() for name in "ab"] == [[1, 2, 2], [7]]
+    assert [bags[name].lengths.tolist() for name in "ab"] == [[1, 2], [0, 1]]
 
 
 def test_what_are_no_ids_is_named() -> None:
@@ -132,10 +132,10 @@ def test_what_are_no_ids_is_named() -> None:
 
 
 def test_a_step_that_counts_nothing_costs_next_to_nothing() -> None:
-    seen = StepWindow(counts_ids=False)
+    step_window = StepWindow(counts_ids=False)
     start = time.process_time()
     for _ in range(10_000):
-        seen.add(SMALL)
+        step_window.add(SMALL)
     assert time.process_time() - start < 0.2, "20 us a step"
 
 
@@ -144,22 +144,22 @@ def observed(load: Workload, lengths: list[int], path: Path) -> Workload:
     counts = FeatureCounts(1000)
     ids = np.arange(sum(lengths), dtype=np.int64) % 100
     counts.add(Bags(ids, np.array(lengths, dtype=np.int64)))
-    found = summarise({"f0": counts}, ReadOptions(rows={"f0": 5000}), 0)
-    return observed_workload(load, list(found), path / "stats.npz")
+    features = summarise({"f0": counts}, ReadOptions(rows={"f0": 5000}), 0)
+    return observed_workload(load, list(features), path / "stats.npz")
 
 
 def test_the_spread_of_the_ids_per_sample_is_handed_on(tmp_path: Path) -> None:
-    feature, other = (
+    feature, uncounted = (
         table.features[0] for table in observed(case.workload(), [10, 50] * 20, tmp_path).tables[:2]
     )
     assert feature.pooling_factor == 30
     assert feature.pooling_factor_std == pytest.approx(20)
-    assert other == case.workload().tables[1].features[0], "nobody counted it"
+    assert uncounted == case.workload().tables[1].features[0], "nobody counted it"
 
 
 def test_no_spread_beyond_floor_and_ceiling(tmp_path: Path) -> None:
     load = case.workload()
     spread = replace(load.tables[0].features[0], pooling_factor_std=5.0)
     load = replace(load, tables=(replace(load.tables[0], features=(spread,)), *load.tables[1:]))
-    found = observed(load, [3, 4] * 20, tmp_path).tables[0].features[0]
-    assert (found.pooling_factor, found.pooling_factor_std) == (3.5, None)
+    feature = observed(load, [3, 4] * 20, tmp_path).tables[0].features[0]
+    assert (feature.pooling_factor, feature.pooling_factor_std) == (3.5, None)
