@@ -20,9 +20,9 @@ from shardopt.measure.sampling import (
 
 
 def test_disturbed_samples_are_left_out_where_enough_remain() -> None:
-    taken = [(1.0, True), (9.0, False), (1.1, True), (1.2, True)]
-    assert choose_samples(taken).seconds == (1.0, 1.1, 1.2)
-    assert choose_samples(taken[:3]).seconds == (1.0, 9.0, 1.1)
+    samples = [(1.0, True), (9.0, False), (1.1, True), (1.2, True)]
+    assert choose_samples(samples).seconds == (1.0, 1.1, 1.2)
+    assert choose_samples(samples[:3]).seconds == (1.0, 9.0, 1.1)
 
 
 def test_a_point_ends_when_its_time_is_spent_and_a_busy_machine_only_delays_it() -> None:
@@ -93,13 +93,13 @@ def test_a_device_is_timed_without_the_host_however_slow_that_is(host_us: float)
     machine = Machine(flush_s=50e-6)
     timer = CudaTimer(machine, machine)
     call = kernels(machine, 3, host_us * 1e-6, 5e-6)
-    taken: list[tuple[float, bool]] = []
+    samples: list[tuple[float, bool]] = []
     for _ in range(20):
         timer.flush()
-        taken.append(timer.sample(call))
-    assert choose_samples(taken).seconds == pytest.approx((15e-6,) * sum(c for _, c in taken))
-    assert sum(clean for _, clean in taken) >= 14
-    slow = [seconds for seconds, clean in taken if not clean]
+        samples.append(timer.sample(call))
+    assert choose_samples(samples).seconds == pytest.approx((15e-6,) * sum(c for _, c in samples))
+    assert sum(clean for _, clean in samples) >= 14
+    slow = [seconds for seconds, clean in samples if not clean]
     assert all(seconds > 15e-6 for seconds in slow), "these are not clean for a reason"
 
 
@@ -113,22 +113,22 @@ def test_a_call_that_waits_for_its_device_is_never_clean_and_counts_as_it_is() -
         machine.host_s += 30e-6
         machine.launch(5e-6)
 
-    taken = []
+    samples = []
     for _ in range(20):
         timer.flush()
-        taken.append(timer.sample(call))
-    assert not any(clean for _, clean in taken)
-    assert choose_samples(taken).seconds == pytest.approx((40e-6,) * 20)
+        samples.append(timer.sample(call))
+    assert not any(clean for _, clean in samples)
+    assert choose_samples(samples).seconds == pytest.approx((40e-6,) * 20)
     assert timer.writes == MOST_WRITES, "and flushes no longer than that"
 
 
 def test_every_stage_is_timed_after_a_flush_and_gets_what_the_one_before_made() -> None:
     machine = Machine(flush_s=1e-3)
-    seen: list[tuple[int, object]] = []
+    calls: list[tuple[int, object]] = []
 
     def stage(name: str, device_s: float) -> Callable[[int, object], str]:
-        def run(repeat: int, given: object) -> str:
-            seen.append((repeat, given))
+        def run(repeat: int, argument: object) -> str:
+            calls.append((repeat, argument))
             machine.launch(device_s)
             return f"{name}{repeat}"
 
@@ -138,18 +138,18 @@ def test_every_stage_is_timed_after_a_flush_and_gets_what_the_one_before_made() 
     spent = sample_stages(CudaTimer(machine, machine), stages, seconds=0.0)
     assert [s.median_s for s in spent] == pytest.approx([1e-6, 2e-6, 3e-6])
     assert {len(s.seconds) for s in spent} == {FEWEST}
-    assert seen[:4] == [(0, None), (0, "a0"), (0, "b0"), (1, None)]
+    assert calls[:4] == [(0, None), (0, "a0"), (0, "b0"), (1, None)]
     # a write, a read, a kernel
-    assert machine.issued == 3 * len(seen)
+    assert machine.issued == 3 * len(calls)
 
 
 def test_rounds_measure_everything_and_start_with_another_one_each() -> None:
     order: list[tuple[str, int]] = []
-    found = interleave(
+    samples = interleave(
         {"a": lambda: 1.0, "b": lambda: 2.0}, 3, lambda name, round_: order.append((name, round_))
     )
     assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
-    assert found == {"a": Samples((1.0,) * 3), "b": Samples((2.0,) * 3)}
+    assert samples == {"a": Samples((1.0,) * 3), "b": Samples((2.0,) * 3)}
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,12 @@ SHOTS = [Shot("a", 1.5), Shot("b, c", 2.0)]
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
-    grown, whole = tmp_path / "grown", tmp_path / "whole"
+    grown, rewritten = tmp_path / "grown", tmp_path / "whole"
     file = RowsFile(grown, CSV)
     for shot in SHOTS:
         file.append(shot)
-    write_rows(whole, CSV, SHOTS)
-    assert grown.read_text() == whole.read_text()
+    write_rows(rewritten, CSV, SHOTS)
+    assert grown.read_text() == rewritten.read_text()
     assert read_rows(grown, CSV) == file.rows == RowsFile(grown, CSV).rows == SHOTS
 
 
@@ -63,10 +63,10 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     lines[head] = lines[head].replace("1.5", '"')
     lines[head + 2] = "nonsense"
     path.write_text("\n".join(lines) + "\n")
-    said = rf"rows:{head + 1}: not a shot: .* \(and 1 more lines\); shoot again"
-    with pytest.raises(InputError, match=said):
+    message = rf"rows:{head + 1}: not a shot: .* \(and 1 more lines\); shoot again"
+    with pytest.raises(InputError, match=message):
         read_rows(path, CSV)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         RowsFile(path, CSV)
 
 
