@@ -47,10 +47,10 @@ def test_zipf_is_exact(alpha: float, q: float, rows: int) -> None:
     ranks = popularity_ranks(Zipf(alpha, q), rows, draws, np.random.default_rng(0))
     expected = (np.arange(1.0, rows + 1) + q) ** -alpha
     expected *= draws / expected.sum()
-    found = np.bincount(ranks, minlength=rows)
-    assert len(found) == rows
+    counts = np.bincount(ranks, minlength=rows)
+    assert len(counts) == rows
     freedom = max(1, rows - 1)
-    assert ((found - expected) ** 2 / expected).sum() / freedom < 1 + 5 * np.sqrt(2 / freedom)
+    assert ((counts - expected) ** 2 / expected).sum() / freedom < 1 + 5 * np.sqrt(2 / freedom)
 
 
 @pytest.mark.parametrize("distribution", [Uniform(), Empirical((10, 90), (8, 1))])
@@ -90,7 +90,7 @@ def test_batches_repeat_by_seed_and_differ_by_rank_and_index() -> None:
         for s, r, i in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     ]
     assert torch.equal(values[0], values[1])
-    assert not any(torch.equal(values[0], other) for other in values[2:])
+    assert not any(torch.equal(values[0], value) for value in values[2:])
     assert len({float(batch.dense.sum()) for batch in batch_ring(load)}) == 16
 
 
@@ -128,12 +128,12 @@ def test_unpooled_sequences_are_summed() -> None:
     sequences = workload(table(feature, pooling="none"))
     bags = workload(table(feature))
     batch = synthetic_batch(bags)
-    one, other = build_model(sequences, "cpu"), build_model(bags, "cpu")
+    unpooled, pooled = build_model(sequences, "cpu"), build_model(bags, "cpu")
     with torch.no_grad():
-        one.sparse["ebc"].embeddings["t"].weight.copy_(
-            other.sparse["ebc"].embedding_bags["t"].weight
+        unpooled.sparse["ebc"].embeddings["t"].weight.copy_(
+            pooled.sparse["ebc"].embedding_bags["t"].weight
         )
-    torch.testing.assert_close(one.lookup(batch)[0], other.lookup(batch)[0])
+    torch.testing.assert_close(unpooled.lookup(batch)[0], pooled.lookup(batch)[0])
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,10 @@ def test_pairs_are_the_same_however_they_are_taken(how: str) -> None:
     vectors = [torch.randn(4, 8) for _ in range(3)]
     device = torch.device("cpu")
     plain = Dot(3, device, "index", 8 + 3)(vectors)
-    found = Dot(3, device, how, 16 if how == "gather" else 24)(vectors)
-    assert found.shape[1] % 8 == 0
+    pairs = Dot(3, device, how, 16 if how == "gather" else 24)(vectors)
+    assert pairs.shape[1] % 8 == 0
     products = torch.stack(vectors, 1) @ torch.stack(vectors, 1).transpose(1, 2)
     beside = plain[:, 8:] if how == "gather" else products.flatten(1)
     expected = torch.cat([vectors[0], beside], dim=1)
-    assert torch.allclose(found[:, : expected.shape[1]], expected)
-    assert not found[:, expected.shape[1] :].any()
+    assert torch.allclose(pairs[:, : expected.shape[1]], expected)
+    assert not pairs[:, expected.shape[1] :].any()
