@@ -91,8 +91,8 @@ class Play:
         self.patch.setattr(room, "check_job", check)
         self.patch.setattr(room, "learned_from", lambda *_: (learned, []))
         sessions = StartedSessions(self.setting, self.folder)
-        found, _ = confirm(self.setting, PLANS, sessions, self.folder, 1.0, plan_again=again)
-        return found
+        confirmation, _ = confirm(self.setting, PLANS, sessions, self.folder, 1.0, plan_again=again)
+        return confirmation
 
 
 @pytest.fixture
@@ -101,30 +101,30 @@ def play(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_the_fastest_measured_plan_wins(play: Play) -> None:
-    found = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0})
-    assert found.best.name == "plan 2"
-    assert found.gain == pytest.approx((0.1, 0.1, 0.1))
-    assert confirmation_keys(found)["measured_gain"] == pytest.approx(
+    confirmation = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0})
+    assert confirmation.best.name == "plan 2"
+    assert confirmation.gain == pytest.approx((0.1, 0.1, 0.1))
+    assert confirmation_keys(confirmation)["measured_gain"] == pytest.approx(
         {"value": 0.1, "low": 0.1, "high": 0.1}
     )
-    dropped = {plan.name: plan.dropped_after for plan in found.plans}
+    dropped = {plan.name: plan.dropped_after for plan in confirmation.plans}
     assert dropped == {"plan 1": ROUNDS, "plan 2": None, "torchrec": None}
 
 
 def test_a_plan_of_which_a_rank_dies_is_out_and_the_others_go_on(
     play: Play,
 ) -> None:
-    found = play({"plan 1": None, "plan 2": 9.0, "torchrec": 10.0})
-    assert found.best.name == "plan 2"
-    dead = found.plans[0]
+    confirmation = play({"plan 1": None, "plan 2": 9.0, "torchrec": 10.0})
+    assert confirmation.best.name == "plan 2"
+    dead = confirmation.plans[0]
     assert (dead.name, dead.dropped_after, dead.median_ms) == ("plan 1", 0, None)
-    assert found.notes == ("plan 1 is out: rank 1 died of MemoryError",)
+    assert confirmation.notes == ("plan 1 is out: rank 1 died of MemoryError",)
 
 
 def test_an_interrupt_leaves_the_best_so_far(play: Play) -> None:
-    found = play({"plan 1": 10.0, "plan 2": 9.9, "torchrec": 10.0}, ends=1)
-    assert found.interrupted
-    assert found.best.name == "plan 2"
+    confirmation = play({"plan 1": 10.0, "plan 2": 9.9, "torchrec": 10.0}, ends=1)
+    assert confirmation.interrupted
+    assert confirmation.best.name == "plan 2"
 
 
 def test_an_interrupt_before_any_plan_was_timed_ends_the_command(play: Play) -> None:
@@ -133,8 +133,8 @@ def test_an_interrupt_before_any_plan_was_timed_ends_the_command(play: Play) -> 
 
 
 def test_plans_that_do_not_fit_together_run_in_halves(play: Play) -> None:
-    found = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0}, fits=1)
-    assert found.best.name == "plan 2"
+    confirmation = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0}, fits=1)
+    assert confirmation.best.name == "plan 2"
     sizes = {len(order) for order in play.sessions}
     assert sizes == {1}
 
@@ -151,10 +151,10 @@ def result_of(*plans: ShardingPlan) -> Any:
 
 def test_plans_found_with_what_was_learned_are_measured_until_the_best_stays(play: Play) -> None:
     """plan -> confirm -> learn -> plan."""
-    asked = []
+    factors = []
 
     def again(setting: Setting, seconds: float) -> Any:
-        asked.append(setting.hardware.learned)
+        factors.append(setting.hardware.learned)
         return result_of(plan(3), plan(0))
 
     times = {"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0, "plan 3": 8.0}
@@ -162,25 +162,25 @@ def test_plans_found_with_what_was_learned_are_measured_until_the_best_stays(pla
         model="small", plans=("a",), machine="m", steps=1, date="d", factors=(), errors={},
         evidence=(),
     )  # fmt: skip
-    found = play(times, again=again, learned=learned)
-    assert asked == [learned, learned]
-    assert found.best.name == "plan 3"
-    assert found.gain is not None
-    assert found.gain[0] == pytest.approx(0.2)
+    confirmation = play(times, again=again, learned=learned)
+    assert factors == [learned, learned]
+    assert confirmation.best.name == "plan 3"
+    assert confirmation.gain is not None
+    assert confirmation.gain[0] == pytest.approx(0.2)
     assert play.sessions[-1] != play.sessions[0]
 
 
 def test_the_ranks_of_torchrun_are_told_to_end_where_nothing_could_be_timed(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[object] = []
-    joined = nullcontext((None, SimpleNamespace(share=told.append)))
+    shared: list[object] = []
+    joined = nullcontext((None, SimpleNamespace(share=shared.append)))
     monkeypatch.setattr(room, "check_job", lambda *_, **__: None)
     monkeypatch.setattr(room, "joined_ranks", lambda *_: joined)
     monkeypatch.setattr(room, "LedSessions", lambda *_: None)
     with pytest.raises(InputError), room.sessions_of(setting, PLANS, tmp_path, Rank(0, 2, 0, 2)):
         raise InputError("no plan could be timed")
-    assert told == [None]
+    assert shared == [None]
 
 
 @pytest.mark.parametrize(("minutes", "count"), [(0.0, 4), (float("nan"), 4), (3.0, 0), (1e9, 4)])
@@ -193,13 +193,13 @@ def test_numbers_out_of_range_are_refused(minutes: float, count: int) -> None:
 def test_a_plan_has_one_number_and_the_fastest_is_plan_1(play: Play) -> None:
     measured = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0})
     ranking = [SimpleNamespace(plan=plan(1)), SimpleNamespace(plan=plan(0))]
-    told: list[str] = []
+    notes: list[str] = []
     answer = SimpleNamespace(result=SimpleNamespace(plans=ranking))
-    found = room.renumbered(measured, answer, told.append)  # type: ignore[arg-type]
-    assert found.best.name == "plan 1"
-    assert {one.name: one.median_ms for one in found.plans} == {
+    confirmation = room.renumbered(measured, answer, notes.append)  # type: ignore[arg-type]
+    assert confirmation.best.name == "plan 1"
+    assert {rival.name: rival.median_ms for rival in confirmation.plans} == {
         "plan 1": 9.0,
         "plan 2": 11.0,
         "torchrec": 10.0,
     }
-    assert told
+    assert notes

@@ -103,8 +103,8 @@ def write(job: Path, planned: dict[str, Any], traces: list[dict[str, Any]]) -> N
     (job / "traces").mkdir(exist_ok=True)
     for old in (job / "traces").iterdir():
         old.unlink()
-    for i, one in enumerate(traces):
-        (job / "traces" / f"{i}.json").write_text(json.dumps(one))
+    for i, trace in enumerate(traces):
+        (job / "traces" / f"{i}.json").write_text(json.dumps(trace))
 
 
 def learn(job: Path, *more: str) -> int:
@@ -115,12 +115,12 @@ def learn(job: Path, *more: str) -> int:
 
 def test_phases_of_a_trace_become_factors(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert learn(job, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["measured_ms"] == pytest.approx(20)
-    assert found["steps"] == STEPS
-    assert found["unmatched"] == []
-    assert abs(found["after_ms"] - 20) < abs(found["before_ms"] - 20)
-    spent = {(f["group"], f["table"]): f["evidence_ms"] for f in found["factors"]}
+    document = json.loads(capsys.readouterr().out)
+    assert document["measured_ms"] == pytest.approx(20)
+    assert document["steps"] == STEPS
+    assert document["unmatched"] == []
+    assert abs(document["after_ms"] - 20) < abs(document["before_ms"] - 20)
+    spent = {(f["group"], f["table"]): f["evidence_ms"] for f in document["factors"]}
     assert spent["lookups", None] > 2 * 2 + 2 * 4  # of two ranks, and their share of a step
     assert ("lookups.backward", "b") in spent
     learned = load_hardware(str(job / "learned.yaml")).learned
@@ -162,10 +162,10 @@ def test_a_profile_that_has_learned_learns_more(job: Path) -> None:
     assert learned.steps == 2 * STEPS
 
 
-def without_shapes(one: dict[str, Any]) -> dict[str, Any]:
-    for event in one["traceEvents"]:
+def without_shapes(trace: dict[str, Any]) -> dict[str, Any]:
+    for event in trace["traceEvents"]:
         event["args"] = {k: v for k, v in event["args"].items() if not k.startswith("Input")}
-    return one
+    return trace
 
 
 @pytest.mark.parametrize(
@@ -221,11 +221,11 @@ def test_the_profilers_own_time_is_taken_off_a_gpus_step() -> None:
     assert "record" in notes[0]
 
 
-@pytest.mark.parametrize("told", ["given", "in the trace"])
-def test_a_step_that_no_profiler_watched_counts(told: str) -> None:
-    recorded = 0.7 if told == "in the trace" else None
+@pytest.mark.parametrize("source", ["given", "in the trace"])
+def test_a_step_that_no_profiler_watched_counts(source: str) -> None:
+    recorded = 0.7 if source == "in the trace" else None
     trace = replace(gpu_trace(busy_us=200), untraced_step_ms=recorded)
-    measured, notes = _untraced(STEP_OF_1_MS, [trace], 0.6 if told == "given" else 0.0)
+    measured, notes = _untraced(STEP_OF_1_MS, [trace], 0.6 if source == "given" else 0.0)
     assert measured[-1].ms == (recorded or 0.6)
     assert not notes
 
@@ -235,12 +235,12 @@ def test_a_busy_gpu_says_nothing_of_its_host(busy_us: float, decides: bool) -> N
     assert _host_decides(STEP_OF_1_MS, [gpu_trace(busy_us)]) is decides
 
 
-@pytest.mark.parametrize("given", ["0", "-3", "nan", "inf"])
+@pytest.mark.parametrize("step_ms", ["0", "-3", "nan", "inf"])
 def test_a_step_without_a_time_is_refused(
-    job: Path, capsys: pytest.CaptureFixture[str], given: str
+    job: Path, capsys: pytest.CaptureFixture[str], step_ms: str
 ) -> None:
     args = ["learn", str(job / "traces"), "--model", str(job / "model.yaml")]
-    args += ["--plan", str(job / "plan.json"), "-o", str(job / "x.yaml"), f"--step-ms={given}"]
+    args += ["--plan", str(job / "plan.json"), "-o", str(job / "x.yaml"), f"--step-ms={step_ms}"]
     assert main(args) == 2
     assert "ms" in capsys.readouterr().err
     assert not (job / "x.yaml").exists()

@@ -51,7 +51,7 @@ def test_files_from_before_there_were_two_runtimes_are_of_the_tuned_one(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ('"round": 1', '"round": 7', "round is 7, but 1 is next"),
         ("[3.0, 4.0]", "[3.0]", "'b' are not 2 times above 0 for 2 ranks"),
@@ -66,7 +66,7 @@ def test_files_from_before_there_were_two_runtimes_are_of_the_tuned_one(tmp_path
     ],
 )
 def test_what_is_corrupted_is_named_with_its_line(
-    tmp_path: Path, old: str, new: str, told: str
+    tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     path = tmp_path / "rows.json"
     write_rows(path, rows())
@@ -77,7 +77,7 @@ def test_what_is_corrupted_is_named_with_its_line(
     with pytest.raises(InputError, match=r"rows\.json") as caught:
         read_rows(path)
     assert f"{path}:{at + 1}:" in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_another_schema_and_a_missing_part_are_refused(tmp_path: Path) -> None:
@@ -93,12 +93,12 @@ def test_another_schema_and_a_missing_part_are_refused(tmp_path: Path) -> None:
 def test_only_the_same_bench_is_continued() -> None:
     check_continues(Path("r"), rows(), rows(0))
     for part in ("model", "settings", "environment"):
-        other = rows(0)
-        change = other.sessions[0][part] if part == "environment" else getattr(other, part)
+        changed = rows(0)
+        change = changed.sessions[0][part] if part == "environment" else getattr(changed, part)
         change["extra"] = 1
         with pytest.raises(InputError, match=r"another bench.*had extra None, now 1"):
-            check_continues(Path("r"), rows(), other)
-    other = rows(0)
-    other.plans.pop()
+            check_continues(Path("r"), rows(), changed)
+    changed = rows(0)
+    changed.plans.pop()
     with pytest.raises(InputError, match="the plans were a, b, now a"):
-        check_continues(Path("r"), rows(), other)
+        check_continues(Path("r"), rows(), changed)

@@ -18,7 +18,7 @@ def test_the_probability_of_a_fall_is_that_of_counting(m: int, n: int) -> None:
 
     for before in splits:
         after = [v for v in values if v not in before]
-        counted = sum(u(other) >= u(before) for other in splits) / len(splits)
+        counted = sum(u(split) >= u(before) for split in splits) / len(splits)
         assert fall_probability([*before], after) == pytest.approx(counted)
 
 
