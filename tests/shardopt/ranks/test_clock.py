@@ -31,9 +31,9 @@ def test_steps_on_a_gpu_are_timed_by_events_of_its_stream(monkeypatch: pytest.Mo
         def synchronize(self) -> None:
             stream["waited"] += 1
 
-        def elapsed_time(self, other: Any) -> float:
+        def elapsed_time(self, end: Any) -> float:
             assert stream["waited"], "read before the stream got there"
-            return float(other.at - self.at)
+            return float(end.at - self.at)
 
     def step() -> None:
         stream["ms"] += 5.0

@@ -88,13 +88,15 @@ def test_sizes_end_where_a_call_takes_too_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "ranks", "said"),
+    ("backend", "ranks", "message"),
     [("gloo", 4, "2 hosts of one rank, not 4"), ("nccl", 2, "choose gloo")],
 )
-def test_calibrate_refuses_other_ranks(backend: str, ranks: int, said: str, tmp_path: Path) -> None:
-    asked = CalibrationSettings(backend, ranks, design.TINY, tmp_path / "rows.csv", Link(1.0))
-    with pytest.raises(InputError, match=said):
-        run.check_calibration(asked)
+def test_calibrate_refuses_other_ranks(
+    backend: str, ranks: int, message: str, tmp_path: Path
+) -> None:
+    settings = CalibrationSettings(backend, ranks, design.TINY, tmp_path / "rows.csv", Link(1.0))
+    with pytest.raises(InputError, match=message):
+        run.check_calibration(settings)
 
 
 def make_job(ranks_a_host: int = 1, **settings: object) -> Job:
@@ -119,8 +121,8 @@ def test_plans_for_other_hosts_are_refused() -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_nothing_is_left_after_an_error(error: type[BaseException]) -> None:
     def fail() -> None:
-        with shaped_hosts(Link(1.0)) as made:
-            assert sorted(own()) == [host.namespace for host in made]
+        with shaped_hosts(Link(1.0)) as machines:
+            assert sorted(own()) == [host.namespace for host in machines]
             raise error
 
     with pytest.raises(error):
@@ -143,10 +145,10 @@ def test_nothing_is_left_of_hosts_that_were_half_made(monkeypatch: pytest.Monkey
 def test_what_a_killed_process_left_is_removed_and_others_stay() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    left = f"{hosts.PREFIX}-{child.pid}-0-0"
-    subprocess.run(["ip", "netns", "add", left], check=True)
+    orphan = f"{hosts.PREFIX}-{child.pid}-0-0"
+    subprocess.run(["ip", "netns", "add", orphan], check=True)
     with shaped_hosts(Link(1.0)) as outer:
-        assert not (NETNS / left).exists()
+        assert not (NETNS / orphan).exists()
         with shaped_hosts(Link(1.0)):
             assert all((NETNS / host.namespace).exists() for host in outer)
             assert len(own()) == 4
@@ -157,10 +159,10 @@ def measured_gbit_s(link: Link, seconds: float) -> float:
     """Measure the rate of one TCP connection."""
     size = str(int(link.gbit_s / 8 * 1e9 * seconds))
 
-    def start(what: str, host: Host, *more: str) -> "subprocess.Popen[str]":
+    def start(role: str, host: Host, *more: str) -> "subprocess.Popen[str]":
         place = [host.namespace, host.interface, host.address]
         return subprocess.Popen(
-            [sys.executable, "-c", TCP, what, *place, size, *more],
+            [sys.executable, "-c", TCP, role, *place, size, *more],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(PACKAGES)},
@@ -195,14 +197,14 @@ def test_an_all_to_all_takes_the_time_of_its_bytes(
         Point("collective", {"op": op, "bytes": 2**22, "ranks": 2, "link_gbit_s": 0.5})
         for op in ("all_to_all", "all_reduce")
     ]
-    asked = CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", Link(0.5))
+    settings = CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", Link(0.5))
     monkeypatch.setattr(run, "points_of", lambda _: ([], points))
-    file = run.measure(asked, print)
+    file = run.measure(settings, print)
     assert file is not None
     rows = file.rows
-    half, whole = (2**21 * 8 / 0.5e9 * 1e6 * buffers for buffers in (1, 2))
-    assert rows[0].median_us > 0.95 * half
-    assert rows[1].median_us > 0.95 * whole
+    half_us, full_us = (2**21 * 8 / 0.5e9 * 1e6 * buffers for buffers in (1, 2))
+    assert rows[0].median_us > 0.95 * half_us
+    assert rows[1].median_us > 0.95 * full_us
     assert not own()
 
 

@@ -82,9 +82,9 @@ def bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_reports_arrive_in_order_with_their_rank(bodies) -> None:
     heard: list[tuple[int, tuple[int, int, str]]] = []
-    run_ranks(bodies.talk, 2, "word", on_report=lambda rank, found: heard.append((rank, found)))
+    run_ranks(bodies.talk, 2, "word", on_report=lambda rank, report: heard.append((rank, report)))
     for index in range(2):
-        of_rank = [found for rank, found in heard if rank == index]
+        of_rank = [report for rank, report in heard if rank == index]
         assert of_rank == [(index, 2, f"word {at}") for at in range(3)]
 
 
@@ -227,14 +227,14 @@ def words(pids: list[int]) -> str:
 
 @contextmanager
 def programs(*texts: str) -> Iterator[list[int]]:
-    made = [subprocess.Popen([sys.executable, "-c", p], stdout=subprocess.PIPE) for p in texts]
+    processes = [subprocess.Popen([sys.executable, "-c", p], stdout=subprocess.PIPE) for p in texts]
     try:
-        for process in made:
+        for process in processes:
             assert process.stdout is not None
             process.stdout.readline()
-        yield [process.pid for process in made]
+        yield [process.pid for process in processes]
     finally:
-        for process in made:
+        for process in processes:
             process.kill()
             process.communicate()
 

@@ -20,17 +20,17 @@ from shardopt.ranks.realtime import Runtime
 def test_torchrun_is_known_by_its_variables() -> None:
     assert rank_of_torchrun({}) is None
     assert rank_of_torchrun({"RANK": "0"}) is None
-    found = rank_of_torchrun(
+    rank = rank_of_torchrun(
         {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     )
-    assert found is not None
-    assert (found.index, found.world_size, found.local, found.local_size) == (3, 4, 1, 2)
+    assert rank is not None
+    assert (rank.index, rank.world_size, rank.local, rank.local_size) == (3, 4, 1, 2)
     with (
         pytest.raises(RankDiedError, match=r"^rank 3 died of ValueError at .*: no$"),
-        errors_of(found),
+        errors_of(rank),
     ):
         raise ValueError("no")
-    with pytest.raises(PlanError, match=r"^no$"), errors_of(found):
+    with pytest.raises(PlanError, match=r"^no$"), errors_of(rank):
         raise PlanError("no")
 
 

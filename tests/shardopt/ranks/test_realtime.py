@@ -38,9 +38,9 @@ class Scheduler:
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
-    made = Scheduler()
-    monkeypatch.setattr(os, "sched_setscheduler", made)
-    return made
+    recorder = Scheduler()
+    monkeypatch.setattr(os, "sched_setscheduler", recorder)
+    return recorder
 
 
 @pytest.fixture
@@ -86,12 +86,12 @@ def test_a_system_without_real_time_classes_is_left_alone(
 
 
 def test_freed_memory_is_kept_where_there_is_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[int, int] = {}
-    libc = SimpleNamespace(mallopt=told.__setitem__)
+    options: dict[int, int] = {}
+    libc = SimpleNamespace(mallopt=options.__setitem__)
     monkeypatch.setattr(realtime.ctypes, "CDLL", lambda name: libc)
     keep_freed_memory()
     # malloc.h: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, which glibc takes up to 32 MiB
-    assert set(told) == {-1, -2, -3}
-    assert told[-3] <= 32 * 2**20 < told[-1] < 2**31
+    assert set(options) == {-1, -2, -3}
+    assert options[-3] <= 32 * 2**20 < options[-1] < 2**31
     monkeypatch.setattr(realtime.ctypes, "CDLL", lambda name: SimpleNamespace())
     keep_freed_memory()  # a library without it

@@ -49,14 +49,14 @@ def test_what_a_killed_process_left_goes_at_the_next_start_and_nothing_else(
     (tmp_path / "other").mkdir()
     (tmp_path / "shardopt-link").symlink_to(tmp_path / "other")
     (tmp_path / "shardopt-file").write_text("text")
-    killed, left = holder()
+    killed, folder = holder()
     running, used = holder()
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     try:
-        assert (left / "file").exists()
+        assert (folder / "file").exists()
         with scratch_folder():
-            assert not left.exists()
+            assert not folder.exists()
             assert (used / "file").exists()
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {"other", "shardopt-link", "shardopt-file", used.name}

@@ -116,10 +116,10 @@ def test_on_gpus_one_failed_rank_makes_the_others_give_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(room, "rendezvous", lambda: store)
     monkeypatch.setattr(room, "abort_nccl", aborted.append)
     failed, waits = Alarm("group of rank 0", 1), Alarm("group of rank 1", 1)
-    other = Alarm("group of another session", 2)
+    unrelated = Alarm("group of another session", 2)
     failed.sound()
     waits.thread.join()
-    for alarm in (failed, waits, other):
+    for alarm in (failed, waits, unrelated):
         alarm.stop()
     assert set(aborted) == {"group of rank 0", "group of rank 1"}
 
@@ -127,24 +127,24 @@ def test_on_gpus_one_failed_rank_makes_the_others_give_up(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("group")
 def test_on_gpus_plans_run_on_nccl_and_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, only the requested group and the clock can be checked."""
-    asked: list[str] = []
+    calls: list[str] = []
     new_group = dist.new_group
 
     def on_gloo(*, backend: str, timeout: Any) -> Any:
-        asked.append(backend)
+        calls.append(backend)
         return new_group(backend="gloo", timeout=timeout)
 
     monkeypatch.setattr(dist, "new_group", on_gloo)
-    monkeypatch.setattr(dist, "barrier", lambda group: asked.append("barrier"))
+    monkeypatch.setattr(dist, "barrier", lambda group: calls.append("barrier"))
     monkeypatch.setattr(room, "steps_ms", lambda step, count, device: [step() or 2.0] * count)
     gpu: Any = SimpleNamespace(type="cuda")
 
     def make(plan: str, group: Any) -> Any:
-        asked.append("build")
+        calls.append("build")
         return lambda: None
 
     race, sessions = race_of("a"), JoinedSessions(make, gpu, Talk())
     sessions.run(race, 1, ["a"], 0.0)
     # ranks agree over gloo, and those of NCCL connect before any can fail
-    assert asked[:4] == ["gloo", "nccl", "barrier", "build"]
+    assert calls[:4] == ["gloo", "nccl", "barrier", "build"]
     assert race.median_ms("a") == 2.0
