@@ -82,14 +82,14 @@ def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
 
 def attribute(node: dict[str, Any], name: str) -> dict[str, Any]:
     """The attribute of a node, to be changed."""
-    found: dict[str, Any] = next(a for a in node["attrs"] if a["name"] == name)
-    return found
+    attr: dict[str, Any] = next(a for a in node["attrs"] if a["name"] == name)
+    return attr
 
 
 def program(path: Path) -> RankProgram:
     """Return the program that a benchmark of one rank is generated from."""
-    found = load_traces([path])
-    return program_of(found.executions[0], found, Annotations())
+    traces = load_traces([path])
+    return program_of(traces.executions[0], traces, Annotations())
 
 
 def step_of(batch: int, *, squared: bool = False) -> Callable[[], None]:

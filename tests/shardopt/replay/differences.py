@@ -20,8 +20,8 @@ def signatures(program: RankProgram) -> list[Signature]:
 
     def of(leaf: Any) -> Any:
         spec = specs.get(leaf.number, "tensor") if isinstance(leaf, Slot) else leaf
-        known = isinstance(spec, TensorSpec)
-        return (spec.shape, spec.strides, spec.dtype) if known else repr(spec)
+        is_tensor = isinstance(spec, TensorSpec)
+        return (spec.shape, spec.strides, spec.dtype) if is_tensor else repr(spec)
 
     return [
         (
@@ -39,38 +39,40 @@ def differences(first: Sequence[Any], second: Sequence[Any]) -> Iterator[str]:
     """In words, what one graph has and the other does not; nothing if they are the same."""
     if list(first) == list(second):
         return
-    left, right = list(map(repr, first)), list(map(repr, second))
-    matcher = SequenceMatcher(None, left, right, autojunk=False)
+    from_lines, to_lines = list(map(repr, first)), list(map(repr, second))
+    matcher = SequenceMatcher(None, from_lines, to_lines, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag != "equal":
-            yield f"{tag} at {a}: {left[a:b][:LISTED]} -> {right[c:d][:LISTED]}"
+            yield f"{tag} at {a}: {from_lines[a:b][:LISTED]} -> {to_lines[c:d][:LISTED]}"
 
 
-def check_runs(of: RankProgram) -> None:
+def check_runs(program: RankProgram) -> None:
     """Each tensor that a call reads is there, whatever calls give is let go of once at most, and
     each collective is waited for."""
-    live, waited = set(of.made), []
-    gone: set[int] = set()
+    live, waited = set(program.made), []
+    freed: set[int] = set()
     started = 0
-    for call in of.calls:
+    for call in program.calls:
         assert live >= set(call.reads()), call
         assert not live & set(call.gives()), call
         live.update(call.gives())
-        assert not gone & set(call.frees)
+        assert not freed & set(call.frees)
         live -= set(call.frees)
-        gone |= set(call.frees)
+        freed |= set(call.frees)
         started += call.is_collective
         assert all(nth < started for nth in call.waits)
         waited += call.waits
     assert sorted(waited) == [*range(started)]
-    assert set(of.fills) <= set(of.made)
+    assert set(program.fills) <= set(program.made)
 
 
-def check_equal(made: RankProgram, whole: RankProgram) -> None:
+def check_equal(program: RankProgram, expected: RankProgram) -> None:
     """A scaled program is one that was captured: calls, tensors made up front, what these hold."""
-    found = list(differences(signatures(made), signatures(whole)))
-    assert not found, "\n".join(found)
-    specs = [{n: replace(s, storage=0) for n, s in of.made.items()} for of in (made, whole)]
+    changes = list(differences(signatures(program), signatures(expected)))
+    assert not changes, "\n".join(changes)
+    specs = [
+        {n: replace(s, storage=0) for n, s in each.made.items()} for each in (program, expected)
+    ]
     assert specs[0] == specs[1]
-    assert fills_of(made) == whole.fills
-    assert all(call.us is None for call in made.calls)
+    assert fills_of(program) == expected.fills
+    assert all(call.us is None for call in program.calls)

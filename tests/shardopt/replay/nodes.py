@@ -48,9 +48,9 @@ def op(
 ) -> Node:
     """An op; without a schema, one that takes tensors and returns one."""
     inputs, outputs = tuple(inputs), tuple(outputs)
-    taken = ", ".join(f"Tensor x{i}" for i in range(len(inputs)))
-    made = schema or f"{name}({taken}) -> Tensor"
-    return Node(number, parent, name, inputs, outputs, schema=made, scope=scope, thread=thread)
+    parameters = ", ".join(f"Tensor x{i}" for i in range(len(inputs)))
+    text = schema or f"{name}({parameters}) -> Tensor"
+    return Node(number, parent, name, inputs, outputs, schema=text, scope=scope, thread=thread)
 
 
 def note(

@@ -31,13 +31,15 @@ def test_hidden_tensors_open_the_ops_that_hide_them(traces: Path) -> None:
 
 
 def test_tensors_come_from_the_ops_that_gave_them(traces: Path) -> None:
-    made = program(traces)
-    check_runs(made)
-    pool = next(c for c in made.calls if c.op == "aten::max_pool2d_with_indices")
-    back = next(c for c in made.calls if c.op == "aten::max_pool2d_with_indices_backward")
+    recorded = program(traces)
+    check_runs(recorded)
+    pool = next(c for c in recorded.calls if c.op == "aten::max_pool2d_with_indices")
+    back = next(c for c in recorded.calls if c.op == "aten::max_pool2d_with_indices_backward")
     assert set(pool.gives()) & set(back.reads())
     # whatever an op gives is let go of, and nothing else
-    assert {n for c in made.calls for n in c.frees} == {n for c in made.calls for n in c.gives()}
+    assert {n for c in recorded.calls for n in c.frees} == {
+        n for c in recorded.calls for n in c.gives()
+    }
 
 
 def test_source_is_plain_calls(traces: Path, tmp_path: Path) -> None:
@@ -57,12 +59,12 @@ def test_ops_without_schema_or_values_are_named(traces: Path, tmp_path: Path) ->
             attribute(node, "op_schema")["value"] = "corp::fused(Storage s) -> Tensor"
 
     path = edited(traces / "rank0.et.json", damage)
-    made = generate([path], tmp_path / "b")
+    generated = generate([path], tmp_path / "b")
     # a root for each of 7 parameters, and the convolution
-    assert made.ops_left_out == 8
-    said = "\n".join(made.notes)
-    assert "aten::sqrt: 7 left out: not the schema of an op" in said
-    assert "aten::conv2d: 1 left out" in said
+    assert generated.ops_left_out == 8
+    notes = "\n".join(generated.notes)
+    assert "aten::sqrt: 7 left out: not the schema of an op" in notes
+    assert "aten::conv2d: 1 left out" in notes
     with pytest.raises(InputError, match="8 ops would be left out"):
         generate([path], tmp_path / "c", strict=True)
     assert not (tmp_path / "c").exists()
@@ -71,27 +73,27 @@ def test_ops_without_schema_or_values_are_named(traces: Path, tmp_path: Path) ->
 def test_a_trace_that_begins_in_the_middle(traces: Path, tmp_path: Path) -> None:
     """Tensors that ops before the cut gave are made up front."""
     data = json.loads((traces / "rank0.et.json").read_text())
-    whole = program(traces / "rank0.et.json")
+    complete = program(traces / "rank0.et.json")
     middle = sorted(node["id"] for node in data["nodes"])[len(data["nodes"]) // 2]
     data["nodes"] = [n for n in data["nodes"] if n["id"] > middle or n["id"] < 3]
     (tmp_path / "rank0.json").write_text(json.dumps(data))
     cut = program(tmp_path / "rank0.json")
-    assert 0 < len(cut.calls) < len(whole.calls)
+    assert 0 < len(cut.calls) < len(complete.calls)
     check_runs(cut)
 
 
 def outermost(trace: ExecutionTrace) -> list:
     """Ops that no other op called, found without what is under test."""
     by_id = {node.id: node for node in trace.nodes}
-    found = []
+    nodes = []
     for node in trace.nodes:
         above, inside = by_id.get(node.parent), False
         while above is not None:
             inside = inside or bool(above.schema)
             above = by_id.get(above.parent)
         if node.schema and not inside:
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes
 
 
 @pytest.mark.parametrize(
@@ -100,17 +102,17 @@ def outermost(trace: ExecutionTrace) -> list:
 @needs_public_data
 def test_public_traces_are_whole(name: str) -> None:
     """Every outermost op is a call, or is opened, left out or run by a backward call, and said."""
-    found = load_traces([TRACES / name])
-    for trace in found.executions:
-        made = program_of(trace, found, Annotations())
-        chosen = {of.node.id for of in choose(trace, is_composite)}
-        native = [of.node for of in choose(trace, is_composite) if of.native]
-        calls = {call.node: call for call in made.calls}
+    loaded = load_traces([TRACES / name])
+    for trace in loaded.executions:
+        recorded = program_of(trace, loaded, Annotations())
+        chosen = {op.node.id for op in choose(trace, is_composite)}
+        native = [op.node for op in choose(trace, is_composite) if op.native]
+        calls = {call.node: call for call in recorded.calls}
         for node in outermost(trace):
             if node.id not in chosen:
                 assert is_composite(node.name) or any(_inside(trace, node, n) for n in native)
-        assert len(made.calls) + len(made.left_out) == len(chosen)
-        assert not made.left_out
+        assert len(recorded.calls) + len(recorded.left_out) == len(chosen)
+        assert not recorded.left_out
         by_id = {node.id: node for node in trace.nodes}
         assert [*calls] == sorted(calls)
         for number, call in calls.items():
@@ -118,8 +120,8 @@ def test_public_traces_are_whole(name: str) -> None:
                 continue
             node = by_id[number]
             assert call.op == node.name
-            given = [a for a in node.outputs if "Tensor(" in a.type and "nullptr" not in a.type]
-            shapes = [s for argument in given for s in _shapes(argument.shape)]
+            tensors = [a for a in node.outputs if "Tensor(" in a.type and "nullptr" not in a.type]
+            shapes = [s for argument in tensors for s in _shapes(argument.shape)]
             if call.specs and not call.op.startswith("c10d::"):
                 assert [s.shape for s in leaves(call.specs) if s] == shapes
             sent = [c for c in trace.nodes if c.parent == number and c.comm is not None]
@@ -153,6 +155,8 @@ def test_a_trace_of_a_gpu_that_is_not_here_says_so(
     monkeypatch.setattr("torch.cuda.is_available", lambda: here)
     synthetic.write(tmp_path, "kineto.json", synthetic.kineto())
     path = synthetic.write(tmp_path, "et.json", synthetic.execution())
-    made = generate([path.parent], tmp_path / "b")
-    said = any("captured on Some GPU, and PyTorch sees no GPU here" in note for note in made.notes)
-    assert said != here
+    generated = generate([path.parent], tmp_path / "b")
+    is_noted = any(
+        "captured on Some GPU, and PyTorch sees no GPU here" in note for note in generated.notes
+    )
+    assert is_noted != here

@@ -133,17 +133,17 @@ def check_gone(pid: int) -> None:
 def test_an_interrupt_ends_all(busy: tuple[subprocess.Popen[str], int]) -> None:
     process, rank = busy
     process.send_signal(signal.SIGINT)
-    shown, said = process.communicate(timeout=240)
-    assert (process.returncode, shown, said) == (130, "", "shardopt: error: interrupted\n")
+    stdout, stderr = process.communicate(timeout=240)
+    assert (process.returncode, stdout, stderr) == (130, "", "shardopt: error: interrupted\n")
     check_gone(rank)
 
 
 def test_a_rank_that_somebody_kills(busy: tuple[subprocess.Popen[str], int]) -> None:
     process, rank = busy
     os.kill(rank, signal.SIGKILL)
-    shown, said = process.communicate(timeout=240)
-    assert (process.returncode, shown) == (2, "")
-    assert said.startswith("shardopt: error: rank 0 died of signal SIGKILL (the system may have")
+    stdout, stderr = process.communicate(timeout=240)
+    assert (process.returncode, stdout) == (2, "")
+    assert stderr.startswith("shardopt: error: rank 0 died of signal SIGKILL (the system may have")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -179,7 +179,7 @@ def test_more_than_the_memory_there_is(unkind: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "given", "words"),
+    ("flag", "value", "words"),
     quick_first(
         1,
         [
@@ -188,9 +188,9 @@ def test_more_than_the_memory_there_is(unkind: Path, tmp_path: Path) -> None:
         ],
     ),
 )
-def test_options_that_cannot_be_used(unkind: Path, flag: str, given: str, words: str) -> None:
+def test_options_that_cannot_be_used(unkind: Path, flag: str, value: str, words: str) -> None:
     with pytest.raises(ReplayError, match=words):
-        replay(unkind, [*QUICK, flag, given])
+        replay(unkind, [*QUICK, flag, value])
 
 
 @pytest.mark.slow
@@ -209,10 +209,10 @@ def test_data_that_cannot_be_used(unkind: Path, tmp_path: Path) -> None:
 
 def test_iterations_are_counted_down(traces: Path, tmp_path: Path) -> None:
     generate([traces / "rank0.et.json"], tmp_path / "b")
-    seen: list[tuple[int, int, float]] = []
+    calls: list[tuple[int, int, float]] = []
     words = ["--device", "cpu", "--warm-up", "2", "--iterations", "3"]
-    replay(tmp_path / "b", words, on_iteration=lambda *told: seen.append(told))
-    assert [(done, total) for done, total, _ in seen] == [(1, 5), (2, 5), (3, 5), (4, 5)]
-    left = [left_s for *_, left_s in seen]
-    assert left == sorted(left, reverse=True)
-    assert left[-1] > 0
+    replay(tmp_path / "b", words, on_iteration=lambda *progress: calls.append(progress))
+    assert [(done, total) for done, total, _ in calls] == [(1, 5), (2, 5), (3, 5), (4, 5)]
+    remaining = [left_s for *_, left_s in calls]
+    assert remaining == sorted(remaining, reverse=True)
+    assert remaining[-1] > 0

@@ -24,11 +24,11 @@ LOOKUP = "fbgemm::some_embedding_codegen_lookup_function"
 
 
 def test_embedding_bags_of_one_rank(traces: Path) -> None:
-    one = program(traces)
-    (three,) = repeat_tables([one], 3)
+    single = program(traces)
+    (three,) = repeat_tables([single], 3)
     check_runs(three)
     more = Counter(call.op for call in three.calls)
-    more.subtract(Counter(call.op for call in one.calls))
+    more.subtract(Counter(call.op for call in single.calls))
     assert +more == {"aten::embedding_bag": 2, "aten::_embedding_bag_backward": 2}
     bags = [call for call in three.calls if call.op == "aten::embedding_bag"]
     assert len({call.section for call in bags}) == 1
@@ -36,24 +36,24 @@ def test_embedding_bags_of_one_rank(traces: Path) -> None:
     assert len({three.made[n].storage for n in weights}) == 3
     assert len({three.made[n].shape for n in weights}) == 1
     assert [three.fills[call.reads()[1]]["kind"] for call in bags] == ["ids"] * 3
-    assert signatures(bags_first(three)) == signatures(one)
-    assert repeat_tables([one], 1) == [one]
+    assert signatures(bags_first(three)) == signatures(single)
+    assert repeat_tables([single], 1) == [single]
 
 
-def bags_first(of: RankProgram) -> RankProgram:
+def bags_first(source: RankProgram) -> RankProgram:
     """Without the copies, which read no number of the first program."""
-    kept, seen = [], Counter[str]()
-    for call in of.calls:
-        seen[call.op] += 1
+    calls, copies = [], Counter[str]()
+    for call in source.calls:
+        copies[call.op] += 1
         copied = call.op in ("aten::embedding_bag", "aten::_embedding_bag_backward")
-        if not copied or seen[call.op] == 1:
-            kept.append(call)
-    return RankProgram(of.rank, kept, of.made, of.fills, [], [])
+        if not copied or copies[call.op] == 1:
+            calls.append(call)
+    return RankProgram(source.rank, calls, source.made, source.fills, [], [])
 
 
 def test_generated_benchmarks_have_more_tables(traces: Path, tmp_path: Path) -> None:
-    made = generate([traces], tmp_path / "b", scale=Scale(tables=2))
-    assert sum(call.op == "aten::embedding_bag" for call in made.programs[0].calls) == 2
+    generated = generate([traces], tmp_path / "b", scale=Scale(tables=2))
+    assert sum(call.op == "aten::embedding_bag" for call in generated.programs[0].calls) == 2
     calls = json.loads((tmp_path / "b" / "rank0.json").read_text())["calls"]
     assert sum(call["op"] == "aten::embedding_bag" for call in calls) == 2
 
@@ -65,28 +65,30 @@ WHOLE = TensorSpec((4,), (1,), "int64", 0)
 def call(op: str, reads: tuple[Any, ...], gives: int | None = None, **more: Any) -> Call:
     collective = op.removeprefix("c10d::") if op.startswith("c10d::") else ""
     terms = tuple(Slot(n) if isinstance(n, int) else n for n in reads)
-    found = find_op(op, "default")
-    schema = () if found is None else found._schema.arguments
-    names = KNOWN[collective] if collective else tuple(of.name for of in schema)
+    overload = find_op(op, "default")
+    schema = () if overload is None else overload._schema.arguments
+    names = KNOWN[collective] if collective else tuple(parameter.name for parameter in schema)
     group = {"group": 0} if collective else {}
     specs = (more.pop("spec", FLOATS),) if gives is not None else ()
     outputs = () if gives is None else (gives,)
-    made = Call(op, "default", terms, group, outputs, (), 0, 1.0)
-    return replace(made, specs=specs, names=names, **more)
+    plain = Call(op, "default", terms, group, outputs, (), 0, 1.0)
+    return replace(plain, specs=specs, names=names, **more)
 
 
-def ranks(*, found: bool = True, extra: tuple[Call, ...] = ()) -> list[RankProgram]:
+def ranks(*, received: bool = True, extra: tuple[Call, ...] = ()) -> list[RankProgram]:
     """Rank 0 has a table and rank 1 none: it only takes part in the exchange.
 
     Args:
-        found: the exchange sends what the lookup gives.
+        received: the exchange sends what the lookup gives.
     """
-    made = {n: TensorSpec((4,), (1,), "int64" if n == 1 else "float32", n) for n in (0, 1, 2, 3, 4)}
+    tensors = {
+        n: TensorSpec((4,), (1,), "int64" if n == 1 else "float32", n) for n in (0, 1, 2, 3, 4)
+    }
     ends = {"waits": (0,)}
     first = [
         call("aten::empty", (), 10),
         call(LOOKUP, (0, 1), 11),
-        call("c10d::alltoall_base_", (10, 11 if found else 2, (), ()), **ends),
+        call("c10d::alltoall_base_", (10, 11 if received else 2, (), ()), **ends),
         call("aten::mm", (10, 3), 12),
         *extra,
     ]
@@ -96,27 +98,27 @@ def ranks(*, found: bool = True, extra: tuple[Call, ...] = ()) -> list[RankProgr
         call("aten::mm", (10, 3), 12),
     ]
     return [
-        RankProgram(rank, calls, dict(made), {}, [], [], [()])
+        RankProgram(rank, calls, dict(tensors), {}, [], [], [()])
         for rank, calls in enumerate((first, second))
     ]
 
 
 def test_ranks_without_tables_take_part() -> None:
-    for of in repeat_tables(ranks(), 3):
-        check_runs(of)
-        ops = [call.op for call in of.calls]
+    for repeated in repeat_tables(ranks(), 3):
+        check_runs(repeated)
+        ops = [call.op for call in repeated.calls]
         assert ops.count("c10d::alltoall_base_") == ops.count("aten::empty") == 3
         assert ops.count("aten::mm") == 1
-        assert ops.count(LOOKUP) == 3 * (of.rank == 0)
-        sends = [call for call in of.calls if call.is_collective]
+        assert ops.count(LOOKUP) == 3 * (repeated.rank == 0)
+        sends = [call for call in repeated.calls if call.is_collective]
         assert len({call.reads()[0] for call in sends}) == 3
-        dense = next(call for call in of.calls if call.op == "aten::mm")
+        dense = next(call for call in repeated.calls if call.op == "aten::mm")
         assert dense.reads() == [10, 3]
 
 
 def test_what_cannot_be_told_is_listed() -> None:
     with pytest.raises(InputError, match=r"2 reasons: rank 0: c10d::alltoall_base_"):
-        repeat_tables(ranks(found=False), 2)
+        repeat_tables(ranks(received=False), 2)
     later = call("c10d::alltoall_base_", (4, 12, (), ()))
     with pytest.raises(InputError, match=r"collective 2\)"):
         repeat_tables(ranks(extra=(later,)), 2)
@@ -126,8 +128,8 @@ def test_what_cannot_be_told_is_listed() -> None:
 
 
 def test_ids_are_distributed_as_often() -> None:
-    made = {0: FLOATS, 1: WHOLE, 2: WHOLE, 5: WHOLE}
-    made = {n: TensorSpec((4,), (1,), s.dtype, n) for n, s in made.items()}
+    specs = {0: FLOATS, 1: WHOLE, 2: WHOLE, 5: WHOLE}
+    specs = {n: TensorSpec((4,), (1,), s.dtype, n) for n, s in specs.items()}
     calls = [
         call("aten::add_", (5,)),
         call("aten::neg", (2,), 20, spec=WHOLE),
@@ -139,7 +141,7 @@ def test_ids_are_distributed_as_often() -> None:
         call("aten::mul", (24, 23), 25),
         call("aten::sum", (1,), 26, spec=WHOLE),
     ]
-    (two,) = repeat_tables([RankProgram(0, calls, made, {}, [], [], [()])], 2)
+    (two,) = repeat_tables([RankProgram(0, calls, specs, {}, [], [], [()])], 2)
     check_runs(two)
     counts = Counter(call.op for call in two.calls)
     twice = {"aten::neg", "aten::empty", "c10d::alltoall_base_", LOOKUP}

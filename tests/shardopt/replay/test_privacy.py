@@ -32,14 +32,14 @@ class Sower:
     def __call__(self) -> str:
         return f"/srv/leak{next(self.numbers)}/alice@node17"
 
-    def all_of(self, value: Any, kept: frozenset[str] = frozenset()) -> Any:
+    def all_of(self, value: Any, plain: frozenset[str] = frozenset()) -> Any:
         """A document with secrets for all its texts but those under the names that are kept."""
         if isinstance(value, str):
             return self()
         if isinstance(value, list):
-            return [self.all_of(item, kept) for item in value]
+            return [self.all_of(item, plain) for item in value]
         if isinstance(value, dict):
-            return {k: v if k in kept else self.all_of(v, kept) for k, v in value.items()}
+            return {k: v if k in plain else self.all_of(v, plain) for k, v in value.items()}
         return value
 
     def execution(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -63,33 +63,33 @@ class Sower:
             config = json.loads(node["inputs"]["values"][0])
             node["inputs"]["values"][0] = json.dumps(self.all_of(config))
         elif node["name"] == COMMS:
-            told = node["inputs"]
-            texts = [i for i, kind in enumerate(told["types"]) if kind == "String"]
+            inputs = node["inputs"]
+            texts = [i for i, kind in enumerate(inputs["types"]) if kind == "String"]
             # the first says which collective it is
             for i in texts[1:]:
-                told["values"][i] = self()
+                inputs["values"][i] = self()
         elif not op and not ROOTS.match(node["name"]):
             node["name"] = self()
         elif op:
             self._arguments(node)
 
     def _arguments(self, node: dict[str, Any]) -> None:
-        told = node["inputs"]
-        for i, kind in enumerate(told["types"]):
-            if kind == "Device" and told["values"][i] != "<None>":
-                told["values"][i] += ":" + self()
+        inputs = node["inputs"]
+        for i, kind in enumerate(inputs["types"]):
+            if kind == "Device" and inputs["values"][i] != "<None>":
+                inputs["values"][i] += ":" + self()
         (schema,) = (a for a in node["attrs"] if a["name"] == "op_schema")
         match node["name"]:
             case "aten::add_":
-                told["values"][2] = NUMBER
+                inputs["values"][2] = NUMBER
             case "aten::item":
                 node["outputs"]["values"] = [NUMBER]
             case "aten::detach":
                 for name, value in (("values", self()), ("shapes", []), ("types", "String")):
-                    told[name].append(value)
-                told["strides"].append([])
+                    inputs[name].append(value)
+                inputs["strides"].append([])
             case "aten::ones":
-                told["values"][1], told["types"][1] = self(), "String"
+                inputs["values"][1], inputs["types"][1] = self(), "String"
             case "aten::sqrt":
                 schema["value"] = self()
             case "aten::lerp_":
@@ -150,36 +150,36 @@ def planted(step_of_a_rank: Path, tmp_path: Path) -> list[Path]:
     return paths
 
 
-def assert_private(made: Generated, folder: Path, *words: str) -> None:
+def assert_private(generated: Generated, folder: Path, *words: str) -> None:
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 5
     for path in files:
         text = f"{path.relative_to(folder)} {path.read_text()}"
         assert not LEAK.search(text), (path.name, LEAK.findall(text)[:5])
         assert not [word for word in (*words, "alice", "node17") if word in text], path.name
-    assert not [note for note in made.notes if LEAK.search(note)]
+    assert not [note for note in generated.notes if LEAK.search(note)]
 
 
 def test_no_secret_of_a_trace_is_written(
     step_of_a_rank: Path, planted: list[Path], tmp_path: Path
 ) -> None:
-    made = generate(planted, tmp_path / "b")
-    assert_private(made, tmp_path / "b", *SECRETS, str(tmp_path))
+    generated = generate(planted, tmp_path / "b")
+    assert_private(generated, tmp_path / "b", *SECRETS, str(tmp_path))
     # the rest is there: what is planted leaves out no more than the ops whose texts it spoils
-    whole = generate([step_of_a_rank], tmp_path / "whole")
-    reasons = {item.reason for item in made.programs[0].left_out}
+    unplanted = generate([step_of_a_rank], tmp_path / "whole")
+    reasons = {item.reason for item in generated.programs[0].left_out}
     assert reasons == {
         "more arguments than its schema has",
         "not the schema of an op",
         "an enumeration with a value that is not known",
     }
-    assert made.ops_total == whole.ops_total
-    (program,) = made.programs
+    assert generated.ops_total == unplanted.ops_total
+    (program,) = generated.programs
     assert {"c10d::allreduce_", "c10d::alltoall_base_"} <= {call.op for call in program.calls}
-    assert program.groups == whole.programs[0].groups
+    assert program.groups == unplanted.programs[0].groups
     timed = sum(call.us is not None for call in program.calls)
     assert timed + len(program.left_out) >= sum(
-        call.us is not None for call in whole.programs[0].calls
+        call.us is not None for call in unplanted.programs[0].calls
     )
     sections = {name for call in program.calls for name in call.section}
     assert sections
@@ -193,8 +193,8 @@ def test_a_name_is_kept_only_if_asked(
         {node["id"]: node["name"] for node in json.loads(path.read_text())["nodes"]}
         for path in (step_of_a_rank / "rank0.et.json", planted[0])
     )
-    (kept,) = (after[number] for number, name in before.items() if name == SECRETS[3])
-    generate(planted, tmp_path / "b", keep_annotations=[kept])
+    (annotation,) = (after[number] for number, name in before.items() if name == SECRETS[3])
+    generate(planted, tmp_path / "b", keep_annotations=[annotation])
     text = (tmp_path / "b" / "benchmark.py").read_text()
-    assert kept in text
-    assert set(LEAK.findall(text)) == set(LEAK.findall(kept))
+    assert annotation in text
+    assert set(LEAK.findall(text)) == set(LEAK.findall(annotation))

@@ -26,10 +26,10 @@ class Recorder:
         self.calls: list[Made] = []
         self.gives = iter([call.outputs for call in program.calls])
 
-    def _run(self, *what: Any, **keywords: Any) -> Any:
-        self.calls.append((*what, keywords))
-        given = tuple(map(_given, next(self.gives)))
-        return given[0] if len(given) == 1 else given
+    def _run(self, *arguments: Any, **keywords: Any) -> Any:
+        self.calls.append((*arguments, keywords))
+        outputs = tuple(map(_given, next(self.gives)))
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def __call__(self, name: str, overload: str) -> Any:
         return lambda *arguments, **kw: self._run(name, overload, list(arguments), **kw)
@@ -74,14 +74,14 @@ def wanted(program: RankProgram) -> list[Made]:
     ]
 
 
-def program_of(*calls: Call, made: int = 0) -> RankProgram:
-    specs = {n: TensorSpec((2,), (1,), "float32", n) for n in range(made)}
+def program_of(*calls: Call, tensors: int = 0) -> RankProgram:
+    specs = {n: TensorSpec((2,), (1,), "float32", n) for n in range(tensors)}
     return RankProgram(0, list(calls), specs, {}, [], [])
 
 
-def call(op: str, *terms: Term, gives: Made = (), overload: str = "default", **kept: Any) -> Call:
-    section = kept.pop("section", ())
-    return Call(op, overload, terms, kept.pop("keywords", {}), gives, section, 1, **kept)
+def call(op: str, *terms: Term, gives: Made = (), overload: str = "default", **fields: Any) -> Call:
+    section = fields.pop("section", ())
+    return Call(op, overload, terms, fields.pop("keywords", {}), gives, section, 1, **fields)
 
 
 def run(program: RankProgram) -> tuple[list[Made], dict[int, Any]]:
@@ -102,7 +102,7 @@ def run(program: RankProgram) -> tuple[list[Made], dict[int, Any]]:
     tensors = {n: f"tensor {n}" for n in program.made}
     works: dict[int, Any] = {}
     for section, part in space["ITERATION"]:
-        assert section in {of.section for of in program.calls}
+        assert section in {call_.section for call_ in program.calls}
         part(tensors, works)
     return recorder.calls, tensors
 
@@ -137,7 +137,7 @@ def programs(draw: st.DrawFn) -> RankProgram:
             count += inner
             live += [n for n in numbers if n is not None]
             gives.append(tuple(numbers) if isinstance(item, tuple) else numbers[0])
-        made = call(
+        drawn = call(
             draw(names),
             *draw(st.lists(terms, max_size=4)),
             gives=tuple(gives),
@@ -146,10 +146,10 @@ def programs(draw: st.DrawFn) -> RankProgram:
             section=draw(st.sampled_from(SECTIONS)),
         )
         freed = [n for n in live if n > 2 and draw(st.booleans())]
-        made = replace(made, frees=tuple(freed))
+        drawn = replace(drawn, frees=tuple(freed))
         live = [n for n in live if n not in freed]
-        calls.append(made)
-    return program_of(*calls, made=3)
+        calls.append(drawn)
+    return program_of(*calls, tensors=3)
 
 
 @given(programs())
@@ -157,15 +157,15 @@ def programs(draw: st.DrawFn) -> RankProgram:
 def test_a_file_makes_the_calls_of_its_program(program: RankProgram) -> None:
     calls, tensors = run(program)
     assert calls == wanted(program)
-    freed = {n for of in program.calls for n in of.frees}
-    given_ = {n for of in program.calls for n in of.gives()} | set(program.made)
-    assert {n for n, held in tensors.items() if held is not None} == given_ - freed
+    freed = {n for call_ in program.calls for n in call_.frees}
+    given_ = {n for call_ in program.calls for n in call_.gives()} | set(program.made)
+    assert {n for n, tensor in tensors.items() if tensor is not None} == given_ - freed
 
 
 def test_sections_and_parts_count_ops() -> None:
     calls = [call("aten::mm", Slot(0), gives=(None,), section=("a",)) for _ in range(MAX_LINES + 5)]
     calls.append(call("aten::mm", Slot(0), gives=(None,), section=("b",)))
-    source = source_of(program_of(*calls, made=1))
+    source = source_of(program_of(*calls, tensors=1))
     assert [line[4:12] for line in source.body.splitlines() if line.startswith("    ((")] == [
         "(('a',),",
         "(('a',),",
@@ -178,7 +178,7 @@ def test_sections_and_parts_count_ops() -> None:
 def test_collectives_are_waited_for_where_the_program_says() -> None:
     sent = call("c10d::allreduce_", (Slot(0),), overload="", keywords={"group": 0})
     product = call("aten::mm", Slot(0), gives=(1,), waits=(0,))
-    program = program_of(sent, product, made=1)
+    program = program_of(sent, product, tensors=1)
     assert source_of(program).parts == ((0, 2),)
     calls, _ = run(program)
     assert calls == [
@@ -192,7 +192,7 @@ def test_backward_functions_take_what_the_forward_op_kept() -> None:
     program = program_of(
         call("fbgemm::lookup", Slot(0), gives=(1, 2), with_grad=True),
         call("backward of fbgemm::lookup", Slot(2), Slot(1), gives=(3,), overload=""),
-        made=1,
+        tensors=1,
     )
     calls, tensors = run(program)
     assert calls[1] == ("backward", "tensor 2", "tensor 1", {})
@@ -201,12 +201,12 @@ def test_backward_functions_take_what_the_forward_op_kept() -> None:
 
 def test_ranks_of_one_program_share_a_file(tmp_path: Path) -> None:
     def rank(index: int, size: int) -> RankProgram:
-        made = program_of(call("aten::view", Slot(0), (size, 2), gives=(1,)), made=1)
-        return replace(made, rank=index)
+        recorded = program_of(call("aten::view", Slot(0), (size, 2), gives=(1,)), tensors=1)
+        return replace(recorded, rank=index)
 
     job = TraceSet((), ())
     names = write(tmp_path, [rank(0, 3), rank(1, 4), rank(2, 3)], [job], "uniform")
     assert names == ["benchmark.py", "benchmark_1.py"]
     assert "ranks 0, 2 of" in (tmp_path / "benchmark.py").read_text()
-    of = [json.loads((tmp_path / f"rank{i}.json").read_text())["program"] for i in range(3)]
-    assert of == ["benchmark.py", "benchmark_1.py", "benchmark.py"]
+    files = [json.loads((tmp_path / f"rank{i}.json").read_text())["program"] for i in range(3)]
+    assert files == ["benchmark.py", "benchmark_1.py", "benchmark.py"]

@@ -37,8 +37,8 @@ def node(number: int, name: str, schema: str, inputs: list[list[Any]]) -> dict[s
     """An op; inputs as (value, shape, type)."""
     sides: dict[str, list[list[Any]]] = {"input": inputs, "output": [[LINE, [4], "Tensor(float)"]]}
     flat = {
-        f"{side}{ending}": [of[at] for of in given]
-        for side, given in sides.items()
+        f"{side}{ending}": [arguments[at] for arguments in attributes]
+        for side, attributes in sides.items()
         for at, ending in enumerate(("s", "_shapes", "_types"))
     }
     more = {"rf_id": number, "seq_id": -1, "scope": 0, "tid": 1, "fw_parent": 0}
@@ -90,8 +90,8 @@ def test_the_program_is_one(name: str, tmp_path: Path) -> None:
 
 
 def test_the_program_of_all_of_them_runs(tmp_path: Path) -> None:
-    kept = [op for name, op in HOSTILE.items() if "collective" not in name]
-    path = written(tmp_path, RELU, *kept, RELU)
+    harmless = [op for name, op in HOSTILE.items() if "collective" not in name]
+    path = written(tmp_path, RELU, *harmless, RELU)
     words = [sys.executable, str(path), "--device", "cpu", "--iterations", "2", "--warm-up", "1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -114,8 +114,8 @@ def backward(number: int, kind: str, shape: tuple[int, ...]) -> Node:
 
 def pairs(*nodes: Node) -> dict[int, int]:
     """Backward function -> lookup, by their ids."""
-    found = pair_lookups(ChosenOp(n, (), native=n.scope == 1) for n in nodes)
-    return {number: node.id for number, node in found.items()}
+    pair_of = pair_lookups(ChosenOp(n, (), native=n.scope == 1) for n in nodes)
+    return {number: node.id for number, node in pair_of.items()}
 
 
 def test_a_backward_function_belongs_to_the_last_lookup_of_its_kind_and_shape() -> None:
@@ -144,13 +144,13 @@ def test_kinds(name: str, kind: str) -> None:
 
 def test_the_gradient_of_the_weights() -> None:
     back = backward(10, "SplitLookupFunction_Dense_Op", (4, 8))
-    other = op(11, "aten::empty", [], [tensor(20, 400, (4, 8))], parent=10)
+    empty_op = op(11, "aten::empty", [], [tensor(20, 400, (4, 8))], parent=10)
     zeros = op(12, "aten::zeros", [], [tensor(21, 401, (60,))], parent=10)
     forward = lookup(1, DENSE, (4, 8))
-    found = gradient_of(Tree(trace(forward, back, other, zeros)), back, forward)
-    assert found is not None
-    assert found.tensor.storage == 401
-    assert gradient_of(Tree(trace(forward, back, other)), back, forward) is None
+    gradient = gradient_of(Tree(trace(forward, back, empty_op, zeros)), back, forward)
+    assert gradient is not None
+    assert gradient.tensor.storage == 401
+    assert gradient_of(Tree(trace(forward, back, empty_op)), back, forward) is None
     # the fused kinds step the weights themselves: they make none
     empty = op(12, "aten::zeros", [], [tensor(21, 401, (0,))], parent=10)
     fused = lookup(1, DENSE, (4, 8), weights=0)
@@ -161,11 +161,11 @@ def test_what_a_collective_says_of_its_group_and_number() -> None:
     sent = op(1, "c10d::allreduce_", [tensor(1, 2)])
     inner = note(2, "inner", parent=1)
     record = note(3, COMMS, parent=2, scope=0, inputs=[tensor(1, 2), plain(17), plain("pg", "S")])
-    told = replace(record, comm=CollectiveCall("all_reduce", 24, (0, 2), output_bytes=24))
-    assert recorded_collective(Tree(trace(sent, inner, told)), sent) == ((0, 2), 17)
+    with_comm = replace(record, comm=CollectiveCall("all_reduce", 24, (0, 2), output_bytes=24))
+    assert recorded_collective(Tree(trace(sent, inner, with_comm)), sent) == ((0, 2), 17)
     assert recorded_collective(Tree(trace(sent, inner)), sent) == ((), None)
     # older traces have no number in that place
-    named = replace(told, inputs=(tensor(1, 2), plain("pg", "String")))
+    named = replace(with_comm, inputs=(tensor(1, 2), plain("pg", "String")))
     assert recorded_collective(Tree(trace(sent, inner, named)), sent) == ((0, 2), None)
 
 

@@ -27,26 +27,26 @@ def sending(groups: list[tuple[int, ...]]) -> RankProgram:
 
 def test_numbers_works_and_groups_move_on() -> None:
     jobs = [[()], [(), (0, 1)], [(), (2, 3), (0, 1)]]
-    (whole,) = join_jobs([[sending(groups)] for groups in (jobs[1], jobs[2], jobs[0])])
-    assert whole.groups == [(), (0, 1), (2, 3)]
-    assert list(whole.made) == list(whole.fills) == [0, 2, 4]
-    assert [spec.storage for spec in whole.made.values()] == [0, 1, 2]
-    assert [call.reads() for call in whole.calls] == [[0], [1], [2], [3], [4], [5]]
-    exchanges = [call for call in whole.calls if call.is_collective]
+    (joined,) = join_jobs([[sending(groups)] for groups in (jobs[1], jobs[2], jobs[0])])
+    assert joined.groups == [(), (0, 1), (2, 3)]
+    assert list(joined.made) == list(joined.fills) == [0, 2, 4]
+    assert [spec.storage for spec in joined.made.values()] == [0, 1, 2]
+    assert [call.reads() for call in joined.calls] == [[0], [1], [2], [3], [4], [5]]
+    exchanges = [call for call in joined.calls if call.is_collective]
     assert [call.group for call in exchanges] == [1, 1, 0]
     assert [call.waits for call in exchanges] == [(0,), (1,), (2,)]
 
 
 def test_joined_programs_run_what_both_ran(traces: Path) -> None:
-    one = program(traces)
-    (twice,) = join_jobs([[one], [one]])
-    assert signatures(twice) == signatures(one) * 2
+    single = program(traces)
+    (twice,) = join_jobs([[single], [single]])
+    assert signatures(twice) == signatures(single) * 2
     check_runs(twice)
 
 
 def test_jobs_of_unlike_ranks(traces: Path, tmp_path: Path) -> None:
-    other = replace(sending([()]), rank=1)
+    of_rank_1 = replace(sending([()]), rank=1)
     with pytest.raises(InputError, match=r"\[0\], another \[1\]"):
-        join_jobs([[sending([()])], [other]])
-    made = generate([traces, traces], tmp_path / "b", join=True)
-    assert made.ops_total == 2 * generate([traces], tmp_path / "one").ops_total
+        join_jobs([[sending([()])], [of_rank_1]])
+    generated = generate([traces, traces], tmp_path / "b", join=True)
+    assert generated.ops_total == 2 * generate([traces], tmp_path / "one").ops_total

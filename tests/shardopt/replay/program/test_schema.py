@@ -114,13 +114,13 @@ def test_numbers_of_more_than_64_bits_are_refused(value: int) -> None:
 
 @given(NUMBERS)
 def test_scalars_keep_small_numbers_alone(value: float) -> None:
-    kept = read(literal(value, of("Scalar"), "aten::eq"))
-    assert type(kept) is type(value)
-    assert math.isfinite(kept)
+    scalar = read(literal(value, of("Scalar"), "aten::eq"))
+    assert type(scalar) is type(value)
+    assert math.isfinite(scalar)
     if isinstance(value, int):
-        assert abs(kept) <= MAX_SCALAR
-        assert kept == value or abs(value) > MAX_SCALAR
-    assert kept == value or not math.isfinite(value) or abs(value) > MAX_SCALAR
+        assert abs(scalar) <= MAX_SCALAR
+        assert scalar == value or abs(value) > MAX_SCALAR
+    assert scalar == value or not math.isfinite(value) or abs(value) > MAX_SCALAR
 
 
 @given(st.text())
@@ -149,19 +149,19 @@ MUL = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor"
 
 @pytest.mark.parametrize(("kind", "number"), [("double", 1.0), ("long int", 1), ("bool", True)])
 def test_a_number_beside_a_tensor(kind: str, number: float) -> None:
-    other = parse_schema(MUL).parameters[1]
-    found = python_number(other, tensor(5, 6, (), kind))
-    assert found == number
-    assert type(found) is type(number)
+    operand = parse_schema(MUL).parameters[1]
+    value = python_number(operand, tensor(5, 6, (), kind))
+    assert value == number
+    assert type(value) is type(number)
 
 
 def test_what_is_a_tensor() -> None:
-    own, other = parse_schema(MUL).parameters
+    own, operand = parse_schema(MUL).parameters
     assert python_number(own, tensor(5, 6, (), "double")) is None
     # PyTorch makes no tensor of this type of a number
-    assert python_number(other, tensor(5, 6, (), "float")) is None
-    assert python_number(other, tensor(5, 6, (1,), "double")) is None
-    assert python_number(other, plain(2.0, "Double")) is None
+    assert python_number(operand, tensor(5, 6, (), "float")) is None
+    assert python_number(operand, tensor(5, 6, (1,), "double")) is None
+    assert python_number(operand, plain(2.0, "Double")) is None
     written = parse_schema("a::f(Tensor(a!) other) -> ()").parameters[0]
     assert python_number(written, tensor(5, 6, (), "double")) is None
 

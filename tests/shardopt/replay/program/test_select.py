@@ -17,7 +17,7 @@ MADE = "made of others"
 
 
 def names(*nodes: Node) -> list[str]:
-    return [of.node.name for of in choose(trace(*nodes), lambda name: name == MADE)]
+    return [chosen.node.name for chosen in choose(trace(*nodes), lambda name: name == MADE)]
 
 
 def test_the_outermost_ops_in_order() -> None:
@@ -30,7 +30,7 @@ def test_the_outermost_ops_in_order() -> None:
 
 
 def test_annotations_around_an_op() -> None:
-    found = choose(
+    chosen_ops = choose(
         trace(
             note(1, "outer"),
             note(2, "inner", parent=1),
@@ -40,12 +40,12 @@ def test_annotations_around_an_op() -> None:
         ),
         lambda _: False,
     )
-    assert [of.section for of in found] == [("outer", "inner")]
+    assert [chosen.section for chosen in chosen_ops] == [("outer", "inner")]
 
 
 def composite(*inside: Node, reads: Node) -> list[str]:
-    whole = op(1, MADE, [tensor(1, 2)], [tensor(3, 4)])
-    return names(whole, *inside, reads)
+    outer = op(1, MADE, [tensor(1, 2)], [tensor(3, 4)])
+    return names(outer, *inside, reads)
 
 
 def test_a_composite_op_that_hides_what_is_read_later_is_opened() -> None:
@@ -58,9 +58,9 @@ def test_a_composite_op_that_hides_what_is_read_later_is_opened() -> None:
 
 def test_an_op_of_its_own_is_not_opened() -> None:
     inside = op(2, "aten::empty", [], [tensor(5, 6)], parent=1)
-    whole = op(1, "aten::kernel", [tensor(1, 2)], [tensor(3, 4)])
+    outer = op(1, "aten::kernel", [tensor(1, 2)], [tensor(3, 4)])
     back = op(9, "aten::back", [tensor(7, 6)], [tensor(8, 10)])
-    assert names(whole, inside, back) == ["aten::kernel", "aten::back"]
+    assert names(outer, inside, back) == ["aten::kernel", "aten::back"]
 
 
 def test_what_the_op_gives_opens_nothing() -> None:
@@ -71,10 +71,10 @@ def test_what_the_op_gives_opens_nothing() -> None:
 
 def test_memory_that_another_op_has_taken_since_opens_nothing() -> None:
     hidden = op(2, "aten::empty", [], [tensor(5, 6)], parent=1)
-    whole = op(1, MADE, [tensor(1, 2)], [tensor(3, 4)])
+    outer = op(1, MADE, [tensor(1, 2)], [tensor(3, 4)])
     again = op(8, "aten::ones", [], [tensor(5, 6)])
     reads = op(9, "aten::back", [tensor(5, 6)], [tensor(8, 10)])
-    assert names(whole, hidden, again, reads) == [MADE, "aten::ones", "aten::back"]
+    assert names(outer, hidden, again, reads) == [MADE, "aten::ones", "aten::back"]
 
 
 MUL = "aten::mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"
@@ -116,22 +116,22 @@ def test_what_a_collective_made_for_itself_is_left_out_where_nothing_reads_it(re
 def test_what_gloo_does_on_its_threads_is_left_out() -> None:
     main = note(1, "forward")
     sent = op(2, "c10d::allreduce_", [tensor(1, 2)], [tensor(1, 2)], parent=1)
-    other = op(3, "aten::add_", [tensor(8, 9)], [tensor(8, 9)], thread=2)
+    on_thread = op(3, "aten::add_", [tensor(8, 9)], [tensor(8, 9)], thread=2)
     after = op(4, "aten::relu", [tensor(1, 2)], [tensor(5, 6)], parent=1)
-    assert names(main, sent, other, after, GLOO) == ["c10d::allreduce_", "aten::relu"]
+    assert names(main, sent, on_thread, after, GLOO) == ["c10d::allreduce_", "aten::relu"]
     # without gloo another thread may be autograd's
-    assert "aten::add_" in names(main, sent, other, after)
+    assert "aten::add_" in names(main, sent, on_thread, after)
 
 
 def test_native_backward_functions() -> None:
     name = "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>"
     bare = note(1, name, scope=1, inputs=[tensor(1, 2)])
-    (found,) = choose(trace(bare, note(2, "aten::empty", parent=1)), lambda _: False)
-    assert found.native
-    whole = op(2, "fbgemm::split_embedding_backward", [tensor(1, 2)], [tensor(3, 4)], parent=1)
-    (found,) = choose(trace(bare, whole), lambda _: False)
-    assert not found.native
-    assert found.node == whole
+    (chosen,) = choose(trace(bare, note(2, "aten::empty", parent=1)), lambda _: False)
+    assert chosen.native
+    backward = op(2, "fbgemm::split_embedding_backward", [tensor(1, 2)], [tensor(3, 4)], parent=1)
+    (chosen,) = choose(trace(bare, backward), lambda _: False)
+    assert not chosen.native
+    assert chosen.node == backward
 
 
 def test_callers_that_lead_round_in_a_circle() -> None:
@@ -151,8 +151,8 @@ def event(node: int | None, start: float, end: float, thread: int = 1, name: str
     return HostEvent(name, "op", thread, start, end, node=node)
 
 
-def parents(of: ExecutionTrace) -> dict[int, int]:
-    return {node.id: node.parent for node in of.nodes}
+def parents(trace_: ExecutionTrace) -> dict[int, int]:
+    return {node.id: node.parent for node in trace_.nodes}
 
 
 def test_equal_spans_nest_by_number() -> None:
@@ -205,5 +205,5 @@ def test_intervals_become_their_tree(threads: list[list], random) -> None:
     numbers = [*spans.parents, 0]
     mixed = [op(n, f"a::f{n}", parent=random.choice(numbers)) for n in spans.parents]
     random.shuffle(spans.events)
-    found = fix_callers(trace(*mixed, replace(ALL_TO_ALL, id=10_000)), rank(*spans.events))
-    assert {n: p for n, p in parents(found).items() if n < 10_000} == spans.parents
+    fixed = fix_callers(trace(*mixed, replace(ALL_TO_ALL, id=10_000)), rank(*spans.events))
+    assert {n: p for n, p in parents(fixed).items() if n < 10_000} == spans.parents

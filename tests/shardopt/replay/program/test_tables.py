@@ -51,8 +51,8 @@ def table(name: str, rows: int, width: int, **changes: Any) -> Table:
 
 
 def planned(kind: ShardingType, *shards: tuple[int, tuple[int, int], tuple[int, int]]) -> TablePlan:
-    made = tuple(Shard(rank, offset, size) for rank, offset, size in shards)
-    return TablePlan(kind, ComputeKernel.FUSED, made)
+    placed = tuple(Shard(rank, offset, size) for rank, offset, size in shards)
+    return TablePlan(kind, ComputeKernel.FUSED, placed)
 
 
 def test_tables_of_ranks_follow_the_plan() -> None:
@@ -72,15 +72,16 @@ def test_tables_of_ranks_follow_the_plan() -> None:
     )
     summary = TableSummary(load, plan, "m")
     sizes = [
-        [[*zip(of.rows, of.widths, strict=True)] for of in summary.of_rank(rank)] for rank in (0, 1)
+        [[*zip(lookup.rows, lookup.widths, strict=True)] for lookup in summary.of_rank(rank)]
+        for rank in (0, 1)
     ]
     assert sizes[0] == [[(20, 8)], [(50, 8)]]
     assert sizes[1] == [[(40, 8), (9, 4)], [(20, 8)], [(50, 8)]]
     first, second = (summary.of_rank(rank)[-1].shares[0] for rank in (0, 1))
     assert first + second == pytest.approx(10.0, rel=1e-5)
     assert first > 4 * second
-    whole = TableSummary(load, None, "m").of_rank(5)
-    assert [of.rows for of in whole] == [[40, 20, 100, 9]]
+    lookups = TableSummary(load, None, "m").of_rank(5)
+    assert [lookup.rows for lookup in lookups] == [[40, 20, 100, 9]]
     with pytest.raises(InputError, match=r"the plan is for 2 ranks, and the trace has rank 2"):
         summary.of_rank(2)
 
@@ -93,8 +94,8 @@ def test_tables_of_other_kinds_are_lookups_of_their_own() -> None:
         table("d", 10, 8, pooling="mean"),
         table("e", 50, 8),
     )
-    found = TableSummary(load, None, "m").of_rank(0)
-    assert [of.rows for of in found] == [[40, 50], [20], [30], [10]]
+    lookups = TableSummary(load, None, "m").of_rank(0)
+    assert [lookup.rows for lookup in lookups] == [[40, 50], [20], [30], [10]]
 
 
 def lookups() -> tuple[Any, Callable[[], None]]:
@@ -141,12 +142,12 @@ def test_arguments_are_those_of_the_recorded_module(recorded: tuple[Any, Path]) 
     for name in ("D_offsets", "hash_size_cumsum", "weights_offsets", "momentum1_offsets"):
         assert getattr(module, name).tolist() in listed, name
     data = json.loads((place / "b" / "rank0.json").read_text())
-    made = make_all(data["made"], data["tensors"], torch.device("cpu"), "uniform", 0)
+    values = make_all(data["made"], data["tensors"], torch.device("cpu"), "uniform", 0)
     kinds = {fill["kind"]: number for number, fill in program.fills.items()}
-    offsets = made[kinds["table_offsets"]]
+    offsets = values[kinds["table_offsets"]]
     lengths = offsets.diff().reshape(4, SAMPLES)
-    assert lengths.sum(1).tolist() == [SAMPLES * of for of in POOLING]
-    ids = made[kinds["table_ids"]].split(lengths.sum(1).tolist())
+    assert lengths.sum(1).tolist() == [SAMPLES * pooling for pooling in POOLING]
+    ids = values[kinds["table_ids"]].split(lengths.sum(1).tolist())
     assert offsets[-1] == sum(map(len, ids))
     for own, rows in zip(ids, (70, 200, 200, 30), strict=True):
         assert 0 <= own.min() <= own.max() < rows
@@ -168,18 +169,18 @@ def test_without_a_summary_tables_are_alike(recorded: tuple[Any, Path]) -> None:
 
 def test_other_tables_are_refused(recorded: tuple[Any, Path]) -> None:
     _, place = recorded
-    for given, instead, told in (
+    for old, new, message in (
         ("num_embeddings: 30,", "num_embeddings: 31,", "weights: 1,856"),
         ("embedding_dim: 4\n", "embedding_dim: 8\n", "sum of their widths: 40"),
         ("      - {name: f2, pooling_factor: 2.0}\n", "", "features: 3"),
     ):
-        text = MODEL.replace(given, instead)
+        text = MODEL.replace(old, new)
         (place / "other.yaml").write_text(text)
         with pytest.raises(InputError, match=r"rank 0: fbgemm::.*the trace has features: 4") as e:
             generate(
                 [place / "traces"], place / "no", tables=load_tables(place / "other.yaml", None)
             )
-        assert told in str(e.value).partition("gives")[2]
+        assert message in str(e.value).partition("gives")[2]
         assert "or no model file" in str(e.value)
     assert not (place / "no").exists()
 

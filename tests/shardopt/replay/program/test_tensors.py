@@ -12,25 +12,25 @@ from tests.shardopt.replay.nodes import plain, tensor
 
 
 def one(argument: Argument) -> TensorUse:
-    (found,) = tensors_of(argument)
-    assert found is not None
-    return found
+    (item,) = tensors_of(argument)
+    assert item is not None
+    return item
 
 
 def taking(*arguments: Argument) -> dict[int, dict[int, TensorSpec]]:
     """Return the operands of an op, each with a storage of its own."""
-    found = [one(argument) for argument in arguments]
-    return {of.tensor.storage: {of.tensor.id: of.spec} for of in found}
+    items = [one(argument) for argument in arguments]
+    return {item.tensor.storage: {item.tensor.id: item.spec} for item in items}
 
 
 def test_another_view_under_the_id_of_a_dead_one_hides_nothing() -> None:
     tensors = Tensors()
-    whole = tensors.give(one(tensor(5, 9, (2, 3))), {})
+    base = tensors.give(one(tensor(5, 9, (2, 3))), {})
     flat = tensors.give(one(tensor(6, 9, (6,))), taking(tensor(5, 9, (2, 3))))
     # the object of the whole tensor died, which autograd keeps
     column = tensors.give(one(tensor(5, 9, (2,), strides=(3,))), taking(tensor(6, 9, (6,))))
-    assert tensors.take(one(tensor(7, 9, (2, 3)))) == whole
-    assert len({whole, flat, column}) == 3
+    assert tensors.take(one(tensor(7, 9, (2, 3)))) == base
+    assert len({base, flat, column}) == 3
     assert not tensors.made
 
 
@@ -45,7 +45,7 @@ def test_a_tensor_reshaped_in_place_is_another() -> None:
 
 def test_views_that_no_op_gave_share_memory() -> None:
     tensors = Tensors()
-    whole, part, other, bits = (
+    base, part, unrelated, bits = (
         tensors.take(one(argument))
         for argument in (
             tensor(1, 9, (2, 3)),
@@ -54,7 +54,7 @@ def test_views_that_no_op_gave_share_memory() -> None:
             tensor(4, 9, (2, 3), "int"),
         )
     )
-    stores = [tensors.made[n].storage for n in (whole, part, other, bits)]
+    stores = [tensors.made[n].storage for n in (base, part, unrelated, bits)]
     assert stores[0] == stores[1]
     # a type of its own has memory of its own: a storage is made in one type
     assert len(set(stores)) == 3
@@ -77,8 +77,8 @@ def test_lists_keep_the_place_of_what_is_no_tensor() -> None:
         "GenericList[Tensor(float),None,Tensor(long int)]",
         (a.strides, (), ()),
     )
-    found = tensors_of(listed)
-    assert [of and (of.spec.shape, of.spec.dtype) for of in found] == [
+    items = tensors_of(listed)
+    assert [item and (item.spec.shape, item.spec.dtype) for item in items] == [
         ((2, 3), "float32"),
         None,
         ((), "int64"),
@@ -104,32 +104,32 @@ def test_numbers_follow_tensors_while_ids_are_used_again(data: st.DataObject) ->
         return data.draw(st.sampled_from([n for n in range(start, start + 9) if n not in used]))
 
     for _ in range(data.draw(st.integers(1, 25))):
-        ids = {of.argument.value.id for of in living}
-        stores = {of.argument.value.storage for of in living}
+        ids = {alive.argument.value.id for alive in living}
+        stores = {alive.argument.value.storage for alive in living}
         does = data.draw(st.sampled_from(["make", "view", "read", "saved", "die"]))
         if does == "make" and len(living) < 6:
-            made = tensor(free(ids, 1), free(stores, 100), data.draw(shapes))
-            living.append(Living(made, tensors.give(one(made), {})))
+            argument = tensor(free(ids, 1), free(stores, 100), data.draw(shapes))
+            living.append(Living(argument, tensors.give(one(argument), {})))
         if not living:
             continue
-        of = data.draw(st.sampled_from(living))
-        value = of.argument.value
+        alive = data.draw(st.sampled_from(living))
+        value = alive.argument.value
         if does == "view" and len(living) < 6:
             shape = data.draw(shapes)
-            made = tensor(free(ids, 1), value.storage, shape)
+            argument = tensor(free(ids, 1), value.storage, shape)
             same = [o for o in living if o.argument.value.storage == value.storage]
-            number = tensors.give(one(made), taking(of.argument))
-            known = next((o.number for o in same if o.argument.shape == shape), None)
-            assert known is None or number is None
-            if known is None and number is None:
+            number = tensors.give(one(argument), taking(alive.argument))
+            earlier = next((o.number for o in same if o.argument.shape == shape), None)
+            assert earlier is None or number is None
+            if earlier is None and number is None:
                 # a view that died, of memory that did not: it is the same view
-                number = tensors.find(one(made))
-            living.append(Living(made, known if known is not None else number))
+                number = tensors.find(one(argument))
+            living.append(Living(argument, earlier if earlier is not None else number))
         elif does == "read":
-            assert tensors.take(one(of.argument)) == of.number
+            assert tensors.take(one(alive.argument)) == alive.number
         elif does == "saved":
-            of.argument = tensor(free(ids - {value.id}, 1), value.storage, of.argument.shape)
-            assert tensors.take(one(of.argument)) == of.number
+            alive.argument = tensor(free(ids - {value.id}, 1), value.storage, alive.argument.shape)
+            assert tensors.take(one(alive.argument)) == alive.number
         elif does == "die":
-            living.remove(of)
+            living.remove(alive)
     assert not tensors.made

@@ -60,5 +60,5 @@ def test_lengths_that_are_made_into_offsets_add_up_to_the_ids(tmp_path: Path) ->
         offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
         nn.functional.embedding_bag(ids, weight, offsets, mode="sum", include_last_offset=True)
 
-    made = program(capture(step, tmp_path))
-    assert {"kind": "lengths", "total": 6} in made.fills.values()
+    recorded = program(capture(step, tmp_path))
+    assert {"kind": "lengths", "total": 6} in recorded.fills.values()

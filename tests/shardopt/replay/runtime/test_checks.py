@@ -26,14 +26,14 @@ def test_data_that_is_cut_off(
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [({}, "has no key 'calls'"), ({"calls": 3}, "TypeError"), ({"calls": []}, "IndexError")],
 )
 def test_data_of_another_form(
-    capsys: pytest.CaptureFixture[str], data: dict[str, Any], said: str
+    capsys: pytest.CaptureFixture[str], data: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SystemExit), naming("rank0.json"):
         print(data["calls"][0])
     err = capsys.readouterr().err
     assert err.startswith("rank0.json: ")
-    assert said in err
+    assert message in err

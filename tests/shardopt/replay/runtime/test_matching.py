@@ -46,51 +46,51 @@ def test_sizes_of_two_ranks_that_fit_do_not_fit_three(
 
 
 def test_splits_of_an_all_to_all_must_mirror_each_other() -> None:
-    left = told("alltoall_base_", [3], [3], splits=([1, 2], [1, 2]))
-    right = told("alltoall_base_", [5], [5], splits=([2, 3], [2, 3]))
-    assert fits([left, right])
+    first = told("alltoall_base_", [3], [3], splits=([1, 2], [1, 2]))
+    mirrored = told("alltoall_base_", [5], [5], splits=([2, 3], [2, 3]))
+    assert fits([first, mirrored])
     wrong = told("alltoall_base_", [5], [5], splits=([1, 4], [2, 3]))
-    assert not fits([left, wrong])
+    assert not fits([first, wrong])
     even = told("alltoall_base_", [6], [6], splits=([], []))
     assert fits([even] * 3)
 
 
 def test_only_the_root_of_a_gather_has_parts() -> None:
-    root, other = told("gather_", [4], [4, 4]), told("gather_", [4], [])
-    assert fits([root, other])
-    assert not fits([other, root])
-    assert fits([{**other, "root": 1}, {**root, "root": 1}])
-    assert not fits([root, other, other])
+    root, non_root = told("gather_", [4], [4, 4]), told("gather_", [4], [])
+    assert fits([root, non_root])
+    assert not fits([non_root, root])
+    assert fits([{**non_root, "root": 1}, {**root, "root": 1}])
+    assert not fits([root, non_root, non_root])
     assert fits([told("scatter_", [4, 4], [4]), told("scatter_", [], [4])])
-    assert not fits([other, other])
-    assert not fits([{**other, "root": 2}, {**other, "root": 2}])
+    assert not fits([non_root, non_root])
+    assert not fits([{**non_root, "root": 2}, {**non_root, "root": 2}])
     # who broadcasts matters to nobody's size
     assert fits([told("broadcast_", [4], root=2)] * 2)
 
 
 def test_what_the_others_do_not_have_is_left_out_and_the_rest_meets() -> None:
     reduce, gather, wait = (told(kind, [2], [4]) for kind in ("reduce_", "allgather_", "barrier"))
-    zero, one = plans([[reduce, gather, wait], [reduce, wait]])
-    assert ["skip" in plan for plan in zero] == [False, True, False]
-    assert zero[0] == one[0] == {}
-    assert len(one) == 2
+    rank_0, rank_1 = plans([[reduce, gather, wait], [reduce, wait]])
+    assert ["skip" in plan for plan in rank_0] == [False, True, False]
+    assert rank_0[0] == rank_1[0] == {}
+    assert len(rank_1) == 2
 
 
 def test_groups_have_an_order_of_their_own() -> None:
     pair = told("allreduce_", [2], group=[0, 1])
     everyone = told("allreduce_", [3])
-    found = plans([[pair, everyone], [everyone, pair], [everyone]])
-    assert found == [[{}, {}], [{}, {}], [{}]]
+    matched = plans([[pair, everyone], [everyone, pair], [everyone]])
+    assert matched == [[{}, {}], [{}, {}], [{}]]
 
 
 def test_the_largest_part_is_exchanged_where_sizes_do_not_fit() -> None:
-    found = plans([[told("allreduce_", [5])], [told("allreduce_", [8])]])
-    assert [of[0]["even"] for of in found] == [8, 8]
-    found = plans([[told("alltoall_base_", [7], [7], splits=([3, 4], [3, 4]))]])
-    assert found[0][0]["even"] == 7
-    found = plans([[told("scatter_", [], [4], root=1)]])
-    assert found[0][0]["even"] == 4
-    found = plans([[told("gather_", [4], [], root=1)]])
-    assert found[0][0]["even"] == 4
-    found = plans([[told("_reduce_scatter_base_", [10], [5])]] * 3)
-    assert [of[0]["even"] for of in found] == [4, 4, 4]
+    matched = plans([[told("allreduce_", [5])], [told("allreduce_", [8])]])
+    assert [calls[0]["even"] for calls in matched] == [8, 8]
+    matched = plans([[told("alltoall_base_", [7], [7], splits=([3, 4], [3, 4]))]])
+    assert matched[0][0]["even"] == 7
+    matched = plans([[told("scatter_", [], [4], root=1)]])
+    assert matched[0][0]["even"] == 4
+    matched = plans([[told("gather_", [4], [], root=1)]])
+    assert matched[0][0]["even"] == 4
+    matched = plans([[told("_reduce_scatter_base_", [10], [5])]] * 3)
+    assert [calls[0]["even"] for calls in matched] == [4, 4, 4]

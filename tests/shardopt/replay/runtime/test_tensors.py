@@ -60,8 +60,8 @@ def test_zipf_repeats_its_hot_ids_as_its_exponent_says() -> None:
     ids = draw_ids(20_000, 1000, "zipf:1.2", torch.Generator().manual_seed(1))
     counts = torch.bincount(ids, minlength=1000).sort(descending=True).values
     chances = torch.arange(1, 1001).double().pow(-1.2)
-    wanted = 20_000 * chances / chances.sum()
-    assert counts[:5].double().numpy() == pytest.approx(wanted[:5].numpy(), rel=0.1)
+    expected = 20_000 * chances / chances.sum()
+    assert counts[:5].double().numpy() == pytest.approx(expected[:5].numpy(), rel=0.1)
 
 
 def spec_of(shape: list[int], storage: int, offset: int = 0) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def spec_of(shape: list[int], storage: int, offset: int = 0) -> dict[str, Any]:
 
 
 def test_views_count_once_and_tables_not_at_all() -> None:
-    mine = {
+    specs = {
         "made": {
             "0": spec_of([10, 10], 0),
             "1": spec_of([5], 0, offset=100),
@@ -85,15 +85,15 @@ def test_views_count_once_and_tables_not_at_all() -> None:
             {"op": "aten::sum", "reads": [3]},
         ],
     }
-    assert needed_bytes(mine, [0]) == 4 * 100
-    assert needed_bytes(mine, [0, 1, 2]) == 4 * 105
-    assert needed_bytes(mine, [0, 1, 2, 3]) == 4 * (105 + 7)
-    assert needed_bytes(mine, []) == 0
+    assert needed_bytes(specs, [0]) == 4 * 100
+    assert needed_bytes(specs, [0, 1, 2]) == 4 * 105
+    assert needed_bytes(specs, [0, 1, 2, 3]) == 4 * (105 + 7)
+    assert needed_bytes(specs, []) == 0
 
 
 def test_ranks_of_a_machine_share_its_memory() -> None:
     assert not too_large([3 * GIB, 4 * GIB], 7 * GIB)
-    said = too_large([3 * GIB, 5 * GIB], 7 * GIB)
-    assert "take 8.0 GiB (2 ranks, the largest 5.0 GiB), and 7.0 GiB" in said
-    assert "--ranks" in said
+    message = too_large([3 * GIB, 5 * GIB], 7 * GIB)
+    assert "take 8.0 GiB (2 ranks, the largest 5.0 GiB), and 7.0 GiB" in message
+    assert "--ranks" in message
     assert 0 < available_bytes() < 1 << 60
