@@ -69,8 +69,8 @@ def hosts(
 def a_problem(
     workload: Workload, topology: Topology, hardware: str | HardwareProfile = H100
 ) -> Problem:
-    made = load_hardware(hardware) if isinstance(hardware, str) else hardware
-    return Problem(workload, topology, made)
+    profile = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    return Problem(workload, topology, profile)
 
 
 def objective_of(problem: Problem, space: Space | None = None) -> tuple[Objective, Surrogate]:
@@ -94,13 +94,13 @@ def tools_of(problem: Problem, effort: float = 1.0, params: SearchParams = DEFAU
 def several_lookups(seed: int, tables: int = 10) -> Problem:
     """Tables whose lookups are most of an iteration, on two CPU ranks."""
     rng = random.Random(seed)
-    made = [
+    built = [
         a_table(
             f"t{i}", int(10 ** rng.uniform(3, 5.5)), rng.choice([16, 64, 128]), rng.uniform(1, 40)
         )
         for i in range(tables)
     ]
-    return a_problem(a_workload(*made, batch_size=2048), hosts(2), CPU)
+    return a_problem(a_workload(*built, batch_size=2048), hosts(2), CPU)
 
 
 def random_problem(seed: int, *, world: tuple[int, int] | None = None, tables: int = 6) -> Problem:
@@ -189,8 +189,8 @@ def random_plan(objective: Objective, rng: random.Random) -> Assignment:
     liked = set(rng.sample(kinds, min(len(kinds), rng.randint(1, 3))))
     plan = []
     for options in objective.space.options:
-        some = [o for o in options if o.sharding_type in liked] or list(options)
-        option = rng.choice(some)
+        candidates = [o for o in options if o.sharding_type in liked] or list(options)
+        option = rng.choice(candidates)
         legal = option.legal_ranks(topology)
         units = legal.units
         if legal.same_group:
@@ -218,7 +218,7 @@ def assert_valid(objective: Objective, plan: Assignment) -> None:
     for table, (_, ranks) in zip(problem.workload.tables, plan, strict=True):
         if table.constraints.co_locate:
             together.setdefault(table.constraints.co_locate, set()).add(frozenset(ranks))
-    assert all(len(found) == 1 for found in together.values())
+    assert all(len(kinds) == 1 for kinds in together.values())
     assert bool(np.all(objective.memory(plan) <= objective.caps))
 
 
@@ -226,8 +226,8 @@ def some_plan(problem: Problem, seed: int) -> ShardingPlan:
     """Any plan that fits."""
     objective = Objective(problem, reduced_space(problem))
     rng = random.Random(seed)
-    found = (random_plan(objective, rng) for _ in range(500))
-    return objective.sharding_plan(next(plan for plan in found if objective.fits(plan)))
+    drawn = (random_plan(objective, rng) for _ in range(500))
+    return objective.sharding_plan(next(plan for plan in drawn if objective.fits(plan)))
 
 
 class Ticks:

@@ -24,31 +24,31 @@ QUICK = 0.002
 
 
 def mean_ms(result: Result) -> float:
-    return sum(one.weight * one.ours_ms for one in result.scenarios)
+    return sum(s.weight * s.ours_ms for s in result.scenarios)
 
 
 @pytest.mark.parametrize("aim", quick_first(1, ["regret", "mean"]))
 def test_an_aim_is_reached_and_its_regret_is_proved(aim: str) -> None:
     problem = several_lookups(1, 6)
-    others = [
+    factors = [
         *draw_scenarios(problem, 2),
         *given_scenarios(problem, [GivenFactors("fast host", 0.5, {"overheads": 0.1})]),
     ]
-    nominal = solve(replace(problem, scenarios=tuple(others)), Stop(effort=QUICK), 0)
-    result = solve(replace(problem, aim=aim, scenarios=tuple(others)), Stop(effort=QUICK), 0)
+    nominal = solve(replace(problem, scenarios=tuple(factors)), Stop(effort=QUICK), 0)
+    result = solve(replace(problem, aim=aim, scenarios=tuple(factors)), Stop(effort=QUICK), 0)
     assert result.aim == aim
-    assert [one.name for one in result.scenarios] == [one.name for one in others]
-    assert all(0 < one.bound_ms <= one.best_ms * (1 + 1e-9) for one in result.scenarios)
-    assert all(one.best_ms <= one.ours_ms * (1 + 1e-9) for one in result.scenarios)
+    assert [s.name for s in result.scenarios] == [s.name for s in factors]
+    assert all(0 < s.bound_ms <= s.best_ms * (1 + 1e-9) for s in result.scenarios)
+    assert all(s.best_ms <= s.ours_ms * (1 + 1e-9) for s in result.scenarios)
     assert result.worst_regret is not None
     assert result.proved_regret is not None
     assert result.worst_regret <= result.proved_regret
-    assert all(one.bound_ms == 0 for one in nominal.scenarios)
+    assert all(s.bound_ms == 0 for s in nominal.scenarios)
     if aim == "mean":
         assert mean_ms(result) <= mean_ms(nominal) * 1.02 * (1 + 1e-9)
     else:
-        best = [one.best_ms for one in result.scenarios]
-        before = max(one.ours_ms / ms - 1 for one, ms in zip(nominal.scenarios, best, strict=True))
+        best = [s.best_ms for s in result.scenarios]
+        before = max(s.ours_ms / ms - 1 for s, ms in zip(nominal.scenarios, best, strict=True))
         assert result.worst_regret <= (1 + before) * 1.02 - 1 + 1e-9
 
 
@@ -83,10 +83,10 @@ def test_moving_must_pay_in_the_scenarios_too() -> None:
 def test_what_errors_cannot_tell_apart_stays_as_it_is() -> None:
     """Windows that hardly differ give no reason to leave the plan of the nominal time."""
     problem = several_lookups(1, 6)
-    (first, *others) = problem.workload.tables
+    (first, *rest) = problem.workload.tables
     (feature,) = first.features
     more = replace(feature, pooling_factor=1.02 * feature.pooling_factor)
-    tables = replace(first, features=(more,)), *others
+    tables = replace(first, features=(more,)), *rest
     later = replace(problem.workload, tables=tables)
     windows = window_scenarios(problem, {"mon": problem.workload, "tue": later})
     nominal = solve(problem, Stop(effort=QUICK), 0)

@@ -20,8 +20,8 @@ ROW_WISE = Constraints((ShardingType.ROW_WISE,))
 
 def problem_with(*constraints: Constraints) -> Problem:
     tables = [
-        replace(a_table(f"t{i}", 2_000 * 10**i, 128, 50.0), constraints=one)
-        for i, one in enumerate(constraints)
+        replace(a_table(f"t{i}", 2_000 * 10**i, 128, 50.0), constraints=constraint)
+        for i, constraint in enumerate(constraints)
     ]
     return Problem(a_workload(*tables, batch_size=16_384), hosts(4, 2), copying(H100))
 
@@ -42,11 +42,11 @@ def test_constraints_that_bind_are_named_with_what_dropping_them_saves() -> None
     assert costs.gain > 0.05
     assert costs.costs
     without_ms = before_ms
-    for one in costs.costs:
-        assert one.gain == pytest.approx((without_ms - one.iteration_ms_without) / before_ms)
-        assert one.table is None or one.constraint == "sharding_types: [row_wise]"
-        assert one.table in (None, "t0")
-        without_ms = one.iteration_ms_without
+    for cost in costs.costs:
+        assert cost.gain == pytest.approx((without_ms - cost.iteration_ms_without) / before_ms)
+        assert cost.table is None or cost.constraint == "sharding_types: [row_wise]"
+        assert cost.table in (None, "t0")
+        without_ms = cost.iteration_ms_without
     assert without_ms == pytest.approx(costs.iteration_ms, rel=0.01)
 
 
@@ -63,8 +63,8 @@ def test_a_table_that_is_free_again_is_priced_in_the_constrained_plan() -> None:
         moved = costs.plan.tables[first.table]
         shards = tuple(replace(s, rank=(s.rank + rank) % 4) for s in moved.shards)
         changed = replace(plan, tables={**plan.tables, first.table: replace(moved, shards=shards)})
-        of = crowded.workload, crowded.topology, crowded.hardware
-        times.append(predict(*of, changed).iteration_ms)
+        setting = crowded.workload, crowded.topology, crowded.hardware
+        times.append(predict(*setting, changed).iteration_ms)
     assert first.iteration_ms_without == pytest.approx(min(times))
     assert first.gain == pytest.approx(1 - min(times) / before_ms)
 
@@ -73,5 +73,5 @@ def test_constraints_that_the_best_plan_meets_anyway_cost_nothing() -> None:
     problem = problem_with(Constraints(), Constraints(), Constraints())
     plan, _, none = priced(problem)
     assert none is None
-    met = [Constraints((plan.tables[key].sharding_type,)) for key in problem.workload.keys]
-    assert priced(problem_with(*met))[2] is None
+    of_the_plan = [Constraints((plan.tables[key].sharding_type,)) for key in problem.workload.keys]
+    assert priced(problem_with(*of_the_plan))[2] is None

@@ -43,27 +43,27 @@ from tests.search.problems import (
 
 def two_plans(problem: Problem, seed: int = 0) -> tuple[ShardingPlan, ShardingPlan]:
     objective, rng = Objective(problem, reduced_space(problem)), random.Random(seed)
-    one, other = (objective.sharding_plan(random_plan(objective, rng)) for _ in range(2))
-    return one, other
+    first, second = (objective.sharding_plan(random_plan(objective, rng)) for _ in range(2))
+    return first, second
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_seed_gives_the_same_gain(seed: int) -> None:
     problem = several_lookups(seed)
-    one, other = two_plans(problem, seed)
-    first, second = (expected_gain(problem, one, other, "x", seed=3) for _ in range(2))
+    plan, baseline = two_plans(problem, seed)
+    first, second = (expected_gain(problem, plan, baseline, "x", seed=3) for _ in range(2))
     assert first == second
     assert first.interval[0] <= first.mean <= first.interval[1]
     assert first.baseline == "x"
     assert all(map(math.isfinite, (first.mean, *first.interval, first.nominal)))
-    assert first != expected_gain(problem, one, other, "x", seed=4)
+    assert first != expected_gain(problem, plan, baseline, "x", seed=4)
 
 
 def test_a_plan_gains_nothing_over_itself() -> None:
     problem = several_lookups(0)
     plan, _ = two_plans(problem)
-    found = expected_gain(problem, plan, plan, "itself")
-    assert found == ExpectedGain("itself", 0.0, (0.0, 0.0), 0.0, found.draws)
+    gain = expected_gain(problem, plan, plan, "itself")
+    assert gain == ExpectedGain("itself", 0.0, (0.0, 0.0), 0.0, gain.draws)
 
 
 def test_without_errors_the_gain_is_the_foretold_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,21 +73,21 @@ def test_without_errors_the_gain_is_the_foretold_one(monkeypatch: pytest.MonkeyP
     exact = {}
     for name in ("memory", "gemm", "embedding", "elementwise", "overheads"):
         group = getattr(CPU, name)
-        told = group.provenance.model_copy(
+        provenance = group.provenance.model_copy(
             update={"error": CPU.embedding.provenance.error.model_copy(update={"mean": 0.0})}
         )
-        exact[name] = group.model_copy(update={"rel_error": 0.0, "provenance": told})
+        exact[name] = group.model_copy(update={"rel_error": 0.0, "provenance": provenance})
     links = {}
     for name in ("intra", "inter"):
         link = getattr(CPU.collectives, name)
-        told = link.provenance.model_copy(update={"error": exact["gemm"].provenance.error})
-        links[name] = link.model_copy(update={"rel_error": 0.0, "provenance": told})
+        provenance = link.provenance.model_copy(update={"error": exact["gemm"].provenance.error})
+        links[name] = link.model_copy(update={"rel_error": 0.0, "provenance": provenance})
     exact["collectives"] = CPU.collectives.model_copy(update=links)
     hardware = CPU.model_copy(update=exact)
-    one, other = two_plans(problem)
-    found = expected_gain(a_problem(problem.workload, hosts(2), hardware), one, other, "x")
-    assert found.mean == pytest.approx(found.nominal)
-    assert found.interval == pytest.approx((found.nominal, found.nominal))
+    plan, baseline = two_plans(problem)
+    gain = expected_gain(a_problem(problem.workload, hosts(2), hardware), plan, baseline, "x")
+    assert gain.mean == pytest.approx(gain.nominal)
+    assert gain.interval == pytest.approx((gain.nominal, gain.nominal))
 
 
 def test_a_plan_of_another_model_is_refused() -> None:
@@ -99,11 +99,11 @@ def test_a_plan_of_another_model_is_refused() -> None:
 def test_the_gain_over_a_baseline_is_that_of_the_best_plan() -> None:
     problem = several_lookups(2)
     result = solve(problem, Stop(effort=0.002), 0)
-    found = gain_over_baseline(problem, result)
-    assert found is not None
-    assert found.baseline == TORCHREC
+    gain = gain_over_baseline(problem, result)
+    assert gain is not None
+    assert gain.baseline == TORCHREC
     foretold = 1 - result.best.iteration_ms / result.baselines[TORCHREC]
-    assert found.nominal == pytest.approx(foretold)
+    assert gain.nominal == pytest.approx(foretold)
     assert gain_over_baseline(problem, result, "no such planner") is None
 
 
@@ -113,61 +113,63 @@ def test_what_was_balanced_by_predicted_costs_is_expected_to_gain_less() -> None
     tables = [a_table(f"t{i}", 50_000, 64, 30.0) for i in range(8)]
     problem = a_problem(a_workload(*tables, batch_size=2048), hosts(2), CPU)
     objective = Objective(problem, reduced_space(problem))
-    whole = [next(o for o in t if o.sharding_type == "table_wise") for t in objective.space.options]
+    unsharded = [
+        next(o for o in t if o.sharding_type == "table_wise") for t in objective.space.options
+    ]
     even, uneven = (
-        objective.sharding_plan(tuple((o, (int(i < first),)) for i, o in enumerate(whole)))
+        objective.sharding_plan(tuple((o, (int(i < first),)) for i, o in enumerate(unsharded)))
         for first in (4, 6)
     )
-    found = expected_gain(problem, even, uneven, "uneven")
-    assert 0.005 < found.nominal - found.mean < 0.05
+    gain = expected_gain(problem, even, uneven, "uneven")
+    assert 0.005 < gain.nominal - gain.mean < 0.05
 
 
 @pytest.mark.slow
 def test_the_interval_holds_nine_truths_of_ten() -> None:
     """Truths drawn with other seeds than the gain's; each ratio has an error of its own."""
-    held, off = [], []
+    inside, off = [], []
     own = np.exp(of_gains.PLAN_ERROR * np.random.default_rng(0).standard_normal(400))
     for seed in range(4):
         problem = several_lookups(seed)
         result = solve(problem, Stop(effort=0.02), 0)
-        found = gain_over_baseline(problem, result)
-        assert found is not None
-        theirs = result.baseline_plans[TORCHREC]
-        plans = result.best.plan, theirs
+        gain = gain_over_baseline(problem, result)
+        assert gain is not None
+        baseline = result.baseline_plans[TORCHREC]
+        plans = result.best.plan, baseline
         _, times = drawn_times(problem, plans, draws=400, seed=100 + seed)
         truths = 1 - own * times[0] / times[1]
-        low, high = found.interval
-        held.append(float(np.mean((truths >= low) & (truths <= high))))
-        off.append(found.mean - float(truths.mean()))
-    assert 0.85 <= np.mean(held) <= 0.95
+        low, high = gain.interval
+        inside.append(float(np.mean((truths >= low) & (truths <= high))))
+        off.append(gain.mean - float(truths.mean()))
+    assert 0.85 <= np.mean(inside) <= 0.95
     assert max(map(abs, off)) < 0.01
 
 
 def test_errors_that_all_plans_share_leave_little_spread() -> None:
     """One error of all lookups changes both plans; errors by table decide between them."""
     problem = several_lookups(4)
-    plan, other = two_plans(problem)
+    plan, baseline = two_plans(problem)
     numbers = Objective(problem, reduced_space(problem)).scorer
     rows = np.array(
         [
             [numbers.number(i, p.tables[k]) for i, k in enumerate(problem.workload.keys)]
-            for p in (plan, other)
+            for p in (plan, baseline)
         ]
     )
     sizes = known_errors(problem.hardware, problem.topology)
     spread = {}
     for name, error in (("shared", "own"), ("own", "shared")):
-        kept = {k: type(s)(**{name: 0.07, error: 0.0}) for k, s in sizes.items()}
-        times = problem.perturbed(numbers, CostErrors(kept, 64, 0)).score_numbered(rows)
+        shared = {k: type(s)(**{name: 0.07, error: 0.0}) for k, s in sizes.items()}
+        times = problem.perturbed(numbers, CostErrors(shared, 64, 0)).score_numbered(rows)
         spread[name] = float((times[0] / times[1]).std())
     assert spread["shared"] < spread["own"]
 
 
 def test_gpu_ranks_are_priced_too() -> None:
     problem = a_problem(several_lookups(5).workload, hosts(4), H100)
-    one, other = two_plans(problem)
-    found = expected_gain(problem, one, other, "x")
-    assert found.interval[0] < found.mean < found.interval[1]
+    plan, baseline = two_plans(problem)
+    gain = expected_gain(problem, plan, baseline, "x")
+    assert gain.interval[0] < gain.mean < gain.interval[1]
 
 
 @cache
@@ -181,20 +183,20 @@ def solved(forward_ms: float) -> tuple[Problem, Result]:
 
 def test_beside_a_long_dense_part_plans_are_alike() -> None:
     problem, result = solved(5000.0)
-    found = stakes(problem, result)
-    assert found is not None
-    assert not found.matters
-    assert found.spread < 0.01
+    outcome = stakes(problem, result)
+    assert outcome is not None
+    assert not outcome.matters
+    assert outcome.spread < 0.01
     sane = [name for name in result.baselines if name not in INSANE]
-    assert found.plans == len(result.plans) + len(sane)
+    assert outcome.plans == len(result.plans) + len(sane)
 
 
 def test_beside_a_short_one_they_are_not() -> None:
     problem, result = solved(0.01)
-    found = stakes(problem, result)
-    assert found is not None
-    assert found.matters
-    assert found.spread > 0.1
+    outcome = stakes(problem, result)
+    assert outcome is not None
+    assert outcome.matters
+    assert outcome.spread > 0.1
 
 
 def test_one_plan_is_compared_with_nothing() -> None:
@@ -210,7 +212,7 @@ def test_a_difference_that_no_error_hides_matters(share: float) -> None:
     """All of the difference lies in the lookups; only a small one can be hidden."""
     problem, result = solved(5000.0)
     slower = {name: ms * (1 + share) for name, ms in result.baselines.items()}
-    found = stakes(problem, replace(result, baselines=slower))
-    assert found is not None
-    assert found.spread == pytest.approx(share, abs=0.02)
-    assert found.matters == (share > 0.1)
+    outcome = stakes(problem, replace(result, baselines=slower))
+    assert outcome is not None
+    assert outcome.spread == pytest.approx(share, abs=0.02)
+    assert outcome.matters == (share > 0.1)

@@ -52,9 +52,9 @@ def test_what_is_packed_to_the_brim_is_found(seed: int, fill: float) -> None:
     all_of_it = float(objective.caps[0].sum())
     least = sum(o[0].memory[0].hbm_bytes for o in objective.space.options)
     assert least > 0.985 * all_of_it
-    found = find_feasible(objective, 10.0, 0)
-    assert found.assignment is not None
-    assert_valid(objective, found.assignment)
+    result = find_feasible(objective, 10.0, 0)
+    assert result.assignment is not None
+    assert_valid(objective, result.assignment)
 
 
 def test_the_search_finds_it_too() -> None:
@@ -71,10 +71,10 @@ def test_what_cannot_be_packed_is_proven_not_to_fit() -> None:
     objective, _ = objective_of(problem)
     need = [o[0].memory[0].hbm_bytes for o in objective.space.options]
     assert sum(need) < objective.caps.sum()
-    found = find_feasible(objective, 10.0, 0)
-    assert found.assignment is None
-    assert found.proven
-    assert sum(hbm for hbm, _ in found.missing) == 2 * need[0] - 50 * MIB
+    result = find_feasible(objective, 10.0, 0)
+    assert result.assignment is None
+    assert result.proven
+    assert sum(hbm for hbm, _ in result.missing) == 2 * need[0] - 50 * MIB
     assert can_fit(problem, objective.space, 10.0) is False
     extra, least = least_extra_bytes(problem, objective.space, 0, 10.0)
     assert (extra, least) == (2 * need[0] - 50 * MIB, True)

@@ -88,9 +88,7 @@ def test_caches_that_hold_nothing_are_named_with_what_a_cache_for_every_width_sa
         assert notes == ()
         return
     apart = split_caches(plan)
-    before, after = (
-        plan_memory(workload, problem.topology, one)[0].hbm_bytes for one in (plan, apart)
-    )
+    before, after = (plan_memory(workload, problem.topology, p)[0].hbm_bytes for p in (plan, apart))
     assert before - after == pytest.approx(0.2 * 10_000_000 * 240 * 4, rel=1e-3)
     assert any(format_bytes(before - after) in note for note in notes)
     assert memory_notes(problem, apart) == ()

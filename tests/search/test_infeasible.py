@@ -81,15 +81,15 @@ def problems(draw: st.DrawFn) -> Problem:
 @given(problems())
 @settings(max_examples=25, deadline=None)
 def test_a_set_is_infeasible_and_every_member_of_it_is_needed(problem: Problem) -> None:
-    found = find_conflict(Oracle(problem, 5.0, 200))
+    conflict = find_conflict(Oracle(problem, 5.0, 200))
     if some_plan_fits(problem):
-        assert found is None
+        assert conflict is None
         return
-    assert found is not None
-    others = set(list_demands(problem)) - set(found)
-    assert not some_plan_fits(drop_demands(problem, others))
-    for member in found:
-        assert some_plan_fits(drop_demands(problem, others | {member})), member
+    assert conflict is not None
+    outside = set(list_demands(problem)) - set(conflict)
+    assert not some_plan_fits(drop_demands(problem, outside))
+    for member in conflict:
+        assert some_plan_fits(drop_demands(problem, outside | {member})), member
 
 
 @given(problems())
@@ -98,14 +98,14 @@ def test_everything_told_would_do(problem: Problem) -> None:
     if some_plan_fits(problem):
         return
     oracle = Oracle(problem, 5.0, 200)
-    found = find_conflict(oracle)
-    assert found is not None
-    told = [r.words for r in remedy.find_remedies(oracle, found)]
-    for demand in found:
+    conflict = find_conflict(oracle)
+    assert conflict is not None
+    remedies = [r.words for r in remedy.find_remedies(oracle, conflict)]
+    for demand in conflict:
         dropped = f"dropping {demand.words}"
         if demand.what not in (HBM, DDR):
-            assert (dropped in told) == some_plan_fits(drop_demands(problem, [demand]))
-    extra = [line for line in told if "on every rank" in line]
+            assert (dropped in remedies) == some_plan_fits(drop_demands(problem, [demand]))
+    extra = [line for line in remedies if "on every rank" in line]
     for line in extra:
         number, unit = line.removeprefix("at most ").split()[:2]
         # rounded up to a tenth, so a tenth less does not do

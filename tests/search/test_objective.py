@@ -36,8 +36,8 @@ def test_scores_are_those_of_predict_and_of_neighbours(seed: int) -> None:
     alone = np.array([objective.score([p])[0] for p in plans])
     assert together == pytest.approx(alone, rel=1e-9)
     first = objective.sharding_plan(plans[0])
-    whole = predict(problem.workload, problem.topology, problem.hardware, first)
-    assert together[0] == pytest.approx(whole.iteration_ms, rel=1e-9)
+    prediction = predict(problem.workload, problem.topology, problem.hardware, first)
+    assert together[0] == pytest.approx(prediction.iteration_ms, rel=1e-9)
 
     changes = [{t: p[t] for t in range(len(p))} for p in plans[1:]]
     assert objective.score_neighbours(plans[0], changes) == pytest.approx(together[1:], rel=1e-9)
@@ -82,10 +82,10 @@ def test_memory_has_the_rows_of_caches_as_wide_as_their_launch(pipeline: str) ->
     problem = a_problem(a_workload(*tables, train_pipeline=pipeline), hosts(2))
     objective, _ = objective_of(problem)
     rng = random.Random(0)
-    base, *others = [random_plan(objective, rng) for _ in range(6)]
+    base, *neighbours = [random_plan(objective, rng) for _ in range(6)]
     used, more = objective.memory(base), 0.0
-    for other in others:
-        change = {t: other[t] for t in rng.sample(range(6), 3)}
+    for neighbour in neighbours:
+        change = {t: neighbour[t] for t in rng.sample(range(6), 3)}
         changed = apply(base, change)
         plan = objective.sharding_plan(changed)
         ranks = plan_memory(problem.workload, problem.topology, plan)
@@ -111,16 +111,18 @@ def test_signature_sees_through_renamings() -> None:
     objective, _ = objective_of(
         a_problem(a_workload(*(a_table(n, dim=128) for n in "abc")), hosts(4, 2))
     )
-    whole, split = (
+    unsharded, split = (
         [next(o for o in opts if o.label == label) for opts in objective.space.options]
         for label in ("TW/fused", "CW64/fused")
     )
-    base = ((whole[0], (0,)), (whole[1], (1,)), (split[2], (0, 1)))
-    renamed = ((whole[0], (3,)), (whole[1], (2,)), (split[2], (3, 2)))
-    across_hosts = ((whole[0], (0,)), (whole[1], (2,)), (split[2], (2, 0)))
-    apart = ((whole[0], (0,)), (whole[1], (1,)), (split[2], (0, 2)))
-    other_type = ((whole[0], (0,)), (whole[1], (1,)), (whole[2], (0,)))
+    base = ((unsharded[0], (0,)), (unsharded[1], (1,)), (split[2], (0, 1)))
+    renamed = ((unsharded[0], (3,)), (unsharded[1], (2,)), (split[2], (3, 2)))
+    across_hosts = ((unsharded[0], (0,)), (unsharded[1], (2,)), (split[2], (2, 0)))
+    apart = ((unsharded[0], (0,)), (unsharded[1], (1,)), (split[2], (0, 2)))
+    other_type = ((unsharded[0], (0,)), (unsharded[1], (1,)), (unsharded[2], (0,)))
     assert signature(base) == signature(renamed) == signature(across_hosts)
     assert len({signature(base), signature(apart), signature(other_type)}) == 3
-    stacked = ((whole[0], (0,)), (whole[1], (1,)), (split[2], (0, 0)))
-    assert signature(stacked) != signature(((whole[0], (0,)), (whole[1], (1,)), (split[2], (0, 3))))
+    stacked = ((unsharded[0], (0,)), (unsharded[1], (1,)), (split[2], (0, 0)))
+    assert signature(stacked) != signature(
+        ((unsharded[0], (0,)), (unsharded[1], (1,)), (split[2], (0, 3)))
+    )

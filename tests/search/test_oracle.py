@@ -157,8 +157,8 @@ def test_the_search_finds_the_optimum_and_the_bound_stays_below_it(case: str) ->
 @pytest.mark.slow
 def test_what_brute_force_cannot_place_is_infeasible() -> None:
     """Three tables that may not be split, on two ranks that take one and a half each."""
-    whole = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
-    tables = [a_table(n, 1_000_000, 64, constraints=whole) for n in "abc"]
+    table_wise = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
+    tables = [a_table(n, 1_000_000, 64, constraints=table_wise) for n in "abc"]
     problem = a_problem(a_workload(*tables), hosts(2, hbm=400 * MIB))
     assert not brute_force(problem)[0]
     with pytest.raises(InfeasibleError, match="no plan fits") as raised:

@@ -49,9 +49,9 @@ def test_host_wise_columns_stay_in_one_group_even_when_tied() -> None:
     option = choose(objective, "TWCW64/fused")[0]
     placer = GreedyPartitioner(objective, surrogate)
     loads, used = np.zeros((4, PHASES)), np.zeros_like(objective.caps)
-    found = placer.best_ranks(option, loads, used)
-    assert found is not None
-    assert option.is_legal(found, objective.problem.topology)
+    ranks = placer.best_ranks(option, loads, used)
+    assert ranks is not None
+    assert option.is_legal(ranks, objective.problem.topology)
     assert placer.best_ranks(option, loads, used, frozenset({1, 2})) is None
     assert set(placer.best_ranks(option, loads, used, frozenset({2, 3})) or ()) == {2, 3}
 
@@ -65,16 +65,16 @@ def test_the_best_group_is_that_of_trying_each(
     rng = np.random.default_rng(0)
     options = [o for o in objective.space.options[0] if objective.legal(o).same_group]
     assert len(options) > 1
-    found = []
+    best_groups = []
     for _ in range(20):
-        loads, left = rng.random((16, PHASES)), rng.random((2, 16))
-        used = objective.caps * (1 - room * left)
-        found.append([placer.best_ranks(option, loads, used) for option in options])
+        loads, free_share = rng.random((16, PHASES)), rng.random((2, 16))
+        used = objective.caps * (1 - room * free_share)
+        best_groups.append([placer.best_ranks(option, loads, used) for option in options])
     monkeypatch.setattr(GreedyPartitioner, "_fill_group", lambda *_: None)
     rng = np.random.default_rng(0)
-    for before in found:
-        loads, left = rng.random((16, PHASES)), rng.random((2, 16))
-        used = objective.caps * (1 - room * left)
+    for before in best_groups:
+        loads, free_share = rng.random((16, PHASES)), rng.random((2, 16))
+        used = objective.caps * (1 - room * free_share)
         assert [placer.best_ranks(option, loads, used) for option in options] == before
 
 

@@ -52,16 +52,16 @@ def test_a_plan_that_does_not_fit_at_its_peak_gives_way(first: Result) -> None:
     limit = most_reserved(first.best.plan) - 1
     problem = with_limit(limit)
     assert not problem.fits(first.best.plan)
-    found = a_search(problem, tolerance=0.0)
-    assert all(most_reserved(p.plan) <= limit for p in found.plans)
-    assert found.lower_bound_ms <= found.best.iteration_ms
-    assert found.evaluations > first.evaluations
+    result = a_search(problem, tolerance=0.0)
+    assert all(most_reserved(p.plan) <= limit for p in result.plans)
+    assert result.lower_bound_ms <= result.best.iteration_ms
+    assert result.evaluations > first.evaluations
 
 
 def test_a_plan_that_fits_is_searched_once(first: Result) -> None:
-    found = a_search(with_limit(most_reserved(first.best.plan)), tolerance=0.0)
-    assert found.best == first.best
-    assert found.evaluations == first.evaluations
+    result = a_search(with_limit(most_reserved(first.best.plan)), tolerance=0.0)
+    assert result.best == first.best
+    assert result.evaluations == first.evaluations
 
 
 def test_an_unmeetable_limit_is_said_to_be_missed_but_not_proven() -> None:
@@ -72,9 +72,9 @@ def test_an_unmeetable_limit_is_said_to_be_missed_but_not_proven() -> None:
 def test_a_plan_in_use_that_fits_but_for_its_peak_cannot_stay(first: Result) -> None:
     plan = first.best.plan
     problem = with_limit(most_reserved(plan) - 1)
-    found = a_search(replace(problem, in_use=PlanInUse(plan)))
-    assert found.in_use is not None
-    assert "misses" in found.in_use.misfits[0]
+    result = a_search(replace(problem, in_use=PlanInUse(plan)))
+    assert result.in_use is not None
+    assert "misses" in result.in_use.misfits[0]
 
 
 def small_model(rng: random.Random) -> Workload:
@@ -118,8 +118,10 @@ def test_proofs_are_true_of_every_plan_that_fits_at_its_peak(seed: int) -> None:
             1500,
         )
     )
-    given = [objective.sharding_plan(plan) for plan in plans]
-    needs = sorted(max(p.reserved_bytes for p in roomy.peaks.peaks(plan)) for plan in given)
+    sharding_plans = [objective.sharding_plan(plan) for plan in plans]
+    needs = sorted(
+        max(p.reserved_bytes for p in roomy.peaks.peaks(plan)) for plan in sharding_plans
+    )
     # below all, at the least of them and just above it, in the midst of them
     size = rng.choice([needs[0] - 1, needs[0], needs[len(needs) // 50], needs[len(needs) // 4]])
     caps = hosts(2, hbm=size) if device != "cpu" else hosts(2, ddr=size)
@@ -129,7 +131,7 @@ def test_proofs_are_true_of_every_plan_that_fits_at_its_peak(seed: int) -> None:
         assert needs[0] > size
         return
     problem = Problem(workload, topology, hardware)
-    there = [fits(memory_of_plan(workload, topology, plan, device)) for plan in given]
+    there = [fits(memory_of_plan(workload, topology, plan, device)) for plan in sharding_plans]
     times = np.where(there, objective.score(plans), np.inf)
     if not any(there):
         with pytest.raises(InfeasibleError):

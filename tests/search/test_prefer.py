@@ -45,8 +45,8 @@ def with_host(problem: Problem, times: float) -> Problem:
     """The same ranks with hosts that take so many times as long; five times as long, they set the
     pace whatever the plan."""
     cost = problem.hardware.overheads
-    other = {n: times * v for n, v in cost if n.endswith("_us") and isinstance(v, float)}
-    hardware = problem.hardware.model_copy(update={"overheads": cost.model_copy(update=other)})
+    slower = {n: times * v for n, v in cost if n.endswith("_us") and isinstance(v, float)}
+    hardware = problem.hardware.model_copy(update={"overheads": cost.model_copy(update=slower)})
     return replace(problem, hardware=hardware)
 
 
@@ -97,15 +97,15 @@ def test_the_same_seed_prefers_the_same_plan() -> None:
 def two_plans(problem: Problem) -> tuple[Objective, Surrogate, list[Assignment]]:
     """All tables whole: alternately on both ranks, and all on the first."""
     objective, surrogate = objective_of(problem)
-    whole = [
+    unsharded = [
         next(o for o in options if o.sharding_type == "table_wise")
         for options in objective.space.options
     ]
-    spread = tuple((option, (i % 2,)) for i, option in enumerate(whole))
+    spread = tuple((option, (i % 2,)) for i, option in enumerate(unsharded))
     return (
         objective,
         surrogate,
-        [spread, tuple((option, (0,)) for option in whole)],
+        [spread, tuple((option, (0,)) for option in unsharded)],
     )
 
 
@@ -125,8 +125,8 @@ def test_no_limit_no_choice() -> None:
     objective, surrogate, (plan, _) = two_plans(a_problem(a_workload(a_table("a")), hosts(2), CPU))
     ms = float(objective.score([plan])[0])
     ranked = [Candidate(plan, ms, "x")]
-    found, ties = preferred(objective, surrogate, ranked, ms / 2, 0.0, moves=2000)
-    assert found == ranked
+    chosen, ties = preferred(objective, surrogate, ranked, ms / 2, 0.0, moves=2000)
+    assert chosen == ranked
     assert ties.plans == 1
     assert ties.decided_by is None
 
@@ -137,8 +137,8 @@ def test_of_tied_plans_the_fullest_rank_decides() -> None:
     objective, surrogate, (spread, together) = two_plans(problem)
     ms = float(objective.score([together])[0])
     ranked = [Candidate(together, ms, "x")]
-    found, ties = preferred(objective, surrogate, ranked, ms * 1.5, 0.5, moves=2000)
-    most = objective.memory(found[0].assignment)[0].max()
+    chosen, ties = preferred(objective, surrogate, ranked, ms * 1.5, 0.5, moves=2000)
+    most = objective.memory(chosen[0].assignment)[0].max()
     assert ties.decided_by == "memory"
     assert ties.fullest_bytes == (most, objective.memory(together)[0].max())
     assert most <= objective.memory(spread)[0].max() * (1 + DEFAULT.alike)
@@ -149,10 +149,10 @@ def test_where_the_host_sets_the_pace_devices_that_take_longer_do_not_tie() -> N
     problem = with_host(a_problem(a_workload(*tables), hosts(2), H100), 5)
     objective, surrogate, (_, together) = two_plans(problem)
     ms = float(objective.score([together])[0])
-    found, ties = preferred(
+    chosen, ties = preferred(
         objective, surrogate, [Candidate(together, ms, "x")], ms * 1.5, TOLERANCE, moves=2000
     )
-    assert found[0].assignment != together
+    assert chosen[0].assignment != together
     assert ties.device_ms * (1 + TOLERANCE) < ties.device_range_ms[1]
     assert ties.decided_by == "device time"
 
@@ -187,9 +187,9 @@ def test_a_rule_decides_where_the_fastest_plan_differs_from_the_best_by_it() -> 
         for ranks in ((0, 1, 0, 0, 0, 0), (0, 1, 0, 0, 0, 1), (0, 1, 0, 0, 1, 1))
     )
     ranked = [Candidate(p, ms, "x") for p, ms in ((fastest, 1.0), (middle, 1.1), (even, 1.2))]
-    found, ties = preferred(objective, surrogate, ranked, 2.0, 1.0, moves=0)
+    chosen, ties = preferred(objective, surrogate, ranked, 2.0, 1.0, moves=0)
     assert not ties.host_bound
-    assert found[0].assignment == middle
+    assert chosen[0].assignment == middle
     assert ties.decided_by == "balance"
 
 
@@ -198,26 +198,26 @@ def test_of_plans_with_as_little_memory_the_simplest_is_chosen() -> None:
     """Tables stay whole even though halves fit the limit too."""
     tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]
     problem = a_problem(a_workload(*tables), hosts(2), H100)
-    objective, surrogate, (whole, _) = two_plans(problem)
+    objective, surrogate, (unsharded, _) = two_plans(problem)
     halves = tuple(
         (next(o for o in options if o.num_shards == 2 and o.column_width == 32), (0, 1))
         for options in objective.space.options
     )
-    cut = (*whole[:2], *halves[2:])
-    limit = 2 * float(objective.score([cut, whole]).max())
-    found, ties = preferred(
+    cut = (*unsharded[:2], *halves[2:])
+    limit = 2 * float(objective.score([cut, unsharded]).max())
+    chosen, ties = preferred(
         objective, surrogate, [Candidate(cut, 0.1, "x")], limit, 1.0, moves=2000
     )
     assert ties.decided_by == "sharding types"
-    assert simplicity(found[0].assignment) == simplicity(whole) == (1, 4)
+    assert simplicity(chosen[0].assignment) == simplicity(unsharded) == (1, 4)
 
 
 def test_memory_is_evened_out_within_the_tolerance() -> None:
     """Lookups part evenly only with both large tables on one rank; no baseline sees that."""
-    whole = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
+    table_wise = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
     loads = [(80, 80.0), (80, 70.0), (8, 60.0), (8, 50.0), (8, 40.0)]
     tables = [
-        a_table(f"t{i}", millions * 10**6, 64, lookups, constraints=whole)
+        a_table(f"t{i}", millions * 10**6, 64, lookups, constraints=table_wise)
         for i, (millions, lookups) in enumerate(loads)
     ]
     problem = a_problem(a_workload(*tables), hosts(2), copying(H100))
@@ -234,11 +234,11 @@ def test_the_tolerance_is_a_part_of_the_stated_error() -> None:
         for name, group in problem.hardware
     }
     sure = replace(problem, hardware=problem.hardware.model_copy(update=groups))
-    for one, expected in ((problem, None), (sure, TOLERANCE)):
-        objective, _, (plan, _) = two_plans(one)
-        found = tolerance_of(objective, Candidate(plan, 1.0, "x"), DEFAULT)
-        assert TOLERANCE <= found <= MOST_TOLERANCE
-        assert expected is None or found == expected
+    for case, expected in ((problem, None), (sure, TOLERANCE)):
+        objective, _, (plan, _) = two_plans(case)
+        tolerance = tolerance_of(objective, Candidate(plan, 1.0, "x"), DEFAULT)
+        assert TOLERANCE <= tolerance <= MOST_TOLERANCE
+        assert expected is None or tolerance == expected
 
 
 def test_a_table_in_one_column_shard_becomes_table_wise_where_that_ties() -> None:
@@ -252,9 +252,9 @@ def test_a_table_in_one_column_shard_becomes_table_wise_where_that_ties() -> Non
     assert [option.num_shards for option in column] == [2, 1, 1]
     plan = tuple(zip(column, ((0, 1), (0,), (1,)), strict=True))
     ms = float(objective.score([plan])[0])
-    for limit, kept in ((ms / 2, True), (2 * ms, False)):
-        found, _ = preferred(
+    for limit, stays in ((ms / 2, True), (2 * ms, False)):
+        chosen, _ = preferred(
             objective, surrogate, [Candidate(plan, ms, "x")], limit, 1.0, moves=2000
         )
-        kinds = {o.sharding_type for o, _ in found[0].assignment if o.num_shards == 1}
-        assert ("column_wise" in kinds) is kept
+        kinds = {o.sharding_type for o, _ in chosen[0].assignment if o.num_shards == 1}
+        assert ("column_wise" in kinds) is stays

@@ -61,10 +61,10 @@ def test_the_search_predicts_what_predict_does() -> None:
     problem = several_lookups(1)
     result = short(problem)
     for ranked in result.plans:
-        found = predict(problem.workload, problem.topology, problem.hardware, ranked.plan)
-        assert ranked.iteration_ms == pytest.approx(found.iteration_ms, rel=1e-4)
-        assert all(rank.fits for rank in found.memory)
-        assert result.lower_bound_ms <= found.iteration_ms * (1 + 1e-9)
+        prediction = predict(problem.workload, problem.topology, problem.hardware, ranked.plan)
+        assert ranked.iteration_ms == pytest.approx(prediction.iteration_ms, rel=1e-4)
+        assert all(rank.fits for rank in prediction.memory)
+        assert result.lower_bound_ms <= prediction.iteration_ms * (1 + 1e-9)
     assert result.best.iteration_ms <= min(result.baselines.values()) * (1 + 1e-9)
 
 
@@ -78,12 +78,12 @@ def test_a_plan_that_ties_is_never_slower_than_a_baseline() -> None:
 def test_the_seed_decides_and_is_told() -> None:
     """A little work leaves plans to chance: some of a few seeds go other ways."""
     problem = several_lookups(2, tables=12)
-    found = [short(problem, seed) for seed in range(3)]
-    assert [result.seed for result in found] == [0, 1, 2]
-    ways = {(r.evaluations, *(p.iteration_ms for p in r.plans)) for r in found}
+    results = [short(problem, seed) for seed in range(3)]
+    assert [result.seed for result in results] == [0, 1, 2]
+    ways = {(r.evaluations, *(p.iteration_ms for p in r.plans)) for r in results}
     assert len(ways) > 1
     again = short(problem, 2)
-    assert (again.evaluations, again.plans) == (found[2].evaluations, found[2].plans)
+    assert (again.evaluations, again.plans) == (results[2].evaluations, results[2].plans)
 
 
 def test_a_plan_that_ties_is_at_most_two_per_cent_slower() -> None:
@@ -93,8 +93,8 @@ def test_a_plan_that_ties_is_at_most_two_per_cent_slower() -> None:
         for name, group in H100
     }
     unsure = H100.model_copy(update=groups)
-    made = [a_table(f"t{i}", 10**6, 64, 5.0 + i) for i in range(4)]
-    result = short(a_problem(a_workload(*made, batch_size=8192), hosts(2), unsure))
+    tables = [a_table(f"t{i}", 10**6, 64, 5.0 + i) for i in range(4)]
+    result = short(a_problem(a_workload(*tables, batch_size=8192), hosts(2), unsure))
     assert result.ties is not None
     fastest = result.fastest or result.best
     assert result.best.iteration_ms <= 1.02 * fastest.iteration_ms * (1 + 1e-9)
@@ -104,15 +104,15 @@ def test_a_plan_that_ties_is_at_most_two_per_cent_slower() -> None:
 def test_nine_drawn_gains_of_ten_lie_in_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """Truths are drawn with another seed than the gain's."""
     monkeypatch.setattr(gains, "PLAN_ERROR", 0.0)
-    held = []
+    inside = []
     for seed in range(4):
         problem = several_lookups(seed)
         plans = some_plan(problem, 0), some_plan(problem, 1)
         low, high = expected_gain(problem, *plans, "other").interval
         _, times = drawn_times(problem, plans, draws=200, seed=100 + seed)
         truths = 1 - times[0] / times[1]
-        held.append(float(np.mean((truths >= low) & (truths <= high))))
-    assert 0.85 <= np.mean(held) <= 0.95
+        inside.append(float(np.mean((truths >= low) & (truths <= high))))
+    assert 0.85 <= np.mean(inside) <= 0.95
 
 
 def test_a_rank_that_receives_all_takes_as_long_as_one_that_sends_all() -> None:
@@ -136,8 +136,8 @@ def test_twice_the_gpus_are_predicted_with_the_links_between_their_hosts() -> No
         plan = some_plan(case.problem(), 0)
         here = predict(workload, case.installed, case.hardware, plan).iteration_ms
         advised = Advisor(case, plan, here, effort=0.1).advise()
-        (other,) = (m for m in advised.machines if m.name == "gpus")
-        assert other.value == 8
-        assert other.gpu_time == pytest.approx(other.iteration_ms / here)
-        ms[times] = other.iteration_ms
+        (twice,) = (m for m in advised.machines if m.name == "gpus")
+        assert twice.value == 8
+        assert twice.gpu_time == pytest.approx(twice.iteration_ms / here)
+        ms[times] = twice.iteration_ms
     assert ms[1e-3] > 10 * ms[1.0]

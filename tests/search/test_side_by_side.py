@@ -46,11 +46,11 @@ def test_results_come_in_order_and_share_what_both_sides_know(
             os.read(first, 1)  # ends after the second one
         return number, SHARED[number % 2]
 
-    found = list(side_by_side([partial(piece, number) for number in range(4)], SHARED))
+    results = list(side_by_side([partial(piece, number) for number in range(4)], SHARED))
     for pipe in (first, ended):
         os.close(pipe)
-    assert [number for number, _ in found] == [0, 1, 2, 3]
-    assert all(one is SHARED[number % 2] for number, one in found)
+    assert [number for number, _ in results] == [0, 1, 2, 3]
+    assert all(shared is SHARED[number % 2] for number, shared in results)
 
 
 def test_pieces_run_in_other_processes_where_there_are_cores(
@@ -85,7 +85,7 @@ def test_an_error_is_raised_here(cores: Callable[[int], None]) -> None:
 def test_ctrl_c_comes_after_the_results_so_far(cores: Callable[[int], None], count: int) -> None:
     """The second piece sends it once the first has answered; the others never do."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    found: list[int] = []
+    results: list[int] = []
 
     def piece(number: int) -> int:
         if number == 1:
@@ -97,11 +97,11 @@ def test_ctrl_c_comes_after_the_results_so_far(cores: Callable[[int], None], cou
     cores(count)
     try:
         with pytest.raises(KeyboardInterrupt):
-            found.extend(side_by_side([partial(piece, number) for number in range(4)], ()))
+            results.extend(side_by_side([partial(piece, number) for number in range(4)], ()))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert found in ([], [0])  # the first may not have been read yet
-    assert found == [0] or count > 1
+    assert results in ([], [0])  # the first may not have been read yet
+    assert results == [0] or count > 1
 
 
 def test_nothing_is_forked_from_a_process_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +123,8 @@ def test_a_search_finds_the_same_on_any_number_of_cores(cores: Callable[[int], N
         cores(count)
         return solve(several_lookups(3), Stop(effort=0.002), 0)
 
-    one, two = found(1), found(2)
-    assert one.plans == two.plans
-    assert one.lower_bound_ms == two.lower_bound_ms
-    assert one.evaluations == two.evaluations
-    assert one.stopped_by == two.stopped_by
+    one_core, two_cores = found(1), found(2)
+    assert one_core.plans == two_cores.plans
+    assert one_core.lower_bound_ms == two_cores.lower_bound_ms
+    assert one_core.evaluations == two_cores.evaluations
+    assert one_core.stopped_by == two_cores.stopped_by

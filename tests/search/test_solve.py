@@ -70,13 +70,13 @@ def layout(plan: ShardingPlan) -> dict[str, object]:
 
 def test_a_result_is_ranked_bounded_and_repeatable_by_predict() -> None:
     problem = a_problem(several().with_batch_size(65_536), hosts(4), copying(H100))  # device-bound
-    seen: list[tuple[str, float]] = []
+    progress: list[tuple[str, float]] = []
     result = solve(
         problem,
         Stop(effort=QUICK),
         0,
         top_k=4,
-        progress=lambda stage, fraction, best, bound: seen.append((stage, fraction)),
+        progress=lambda stage, fraction, best, bound: progress.append((stage, fraction)),
     )
     times = [p.iteration_ms for p in result.plans]
     assert times == sorted(times)
@@ -84,7 +84,7 @@ def test_a_result_is_ranked_bounded_and_repeatable_by_predict() -> None:
     assert result.lower_bound_ms <= times[0] <= min(result.baselines.values())
     assert result.stopped_by == "work"
     assert set(result.baseline_plans) == set(result.baselines) >= {"torchrec default", "random"}
-    fractions = [f for _, f in seen]
+    fractions = [f for _, f in progress]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     for ranked in result.plans:
@@ -192,9 +192,9 @@ def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
 
 
 def test_time_that_is_over_before_a_first_plan_is_said() -> None:
-    late = Stop(time_limit_s=1.0, started=time.monotonic() - 10.0)
+    over = Stop(time_limit_s=1.0, started=time.monotonic() - 10.0)
     with pytest.raises(InputError, match="passed before a first plan") as caught:
-        solve(a_problem(several(2), hosts(2)), late, 0)
+        solve(a_problem(several(2), hosts(2)), over, 0)
     assert "time_limit" in caught.value.inputs
 
 
@@ -231,10 +231,10 @@ def test_the_least_effort_still_gives_a_plan_and_a_bound() -> None:
 def test_one_searcher_alone() -> None:
     problem = a_problem(several(4), hosts(2))
     for name in ("cpsat", "optuna"):
-        found = solve(
+        plans = solve(
             problem, Stop(effort=QUICK), 0, searchers=[name], top_k=20, tolerance=0.0
         ).plans
-        assert {p.found_by for p in found} <= {
+        assert {p.found_by for p in plans} <= {
             name,
             *("torchrec default", "random", "row_wise all"),
             *(f"greedy by {w}" for w in ("size", "dim", "lookups", "size and lookups")),
@@ -262,8 +262,8 @@ def test_means_that_torchrec_would_miscompute_are_not_chosen(
     tables = [replace(mean, constraints=wants), a_table("sum", 20_000, 128, 35.0)]
     problem = a_problem(a_workload(*tables, batch_size=32768), hosts(4, 2), copying(H100))
     result = solve(problem, Stop(effort=0.1), 0, top_k=10, tolerance=0.0)
-    for found in result.plans:
-        types = [found.plan.tables[name].sharding_type for name in ("mean", "sum")]
+    for ranked in result.plans:
+        types = [ranked.plan.tables[name].sharding_type for name in ("mean", "sum")]
         assert find_mean_problem({"mean": (types[0], "mean"), "sum": (types[1], "sum")}) is None
     if kinds is not None:
         by_row = {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE}
@@ -345,17 +345,17 @@ def test_memory_in_all_but_not_for_the_shards() -> None:
     assert "gpus" in raised.value.inputs
 
 
-@pytest.mark.parametrize(("share", "kept"), [(0.95, True), (0.7, False)])
+@pytest.mark.parametrize(("share", "left_out"), [(0.95, True), (0.7, False)])
 def test_host_memory_must_gain_more_than_lookups_may_be_wrong_by(
-    share: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+    share: float, left_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tables fit tightly; with host memory the plan is made to take a share of the time."""
     only = Constraints(sharding_types=(ShardingType.TABLE_WISE,))
     tables = [a_table(f"t{i}", 1_000_000, 64, constraints=only) for i in range(4)]
     workload = a_workload(*tables, batch_size=65_536)
     need = Objective(a_problem(workload, hosts(2)), reduced_space(a_problem(workload, hosts(2))))
-    held = sum(o[0].memory[0].hbm_bytes for o in need.space.options)
-    problem = a_problem(workload, hosts(2, hbm=int(held / 2 / 0.9)))
+    needed = sum(o[0].memory[0].hbm_bytes for o in need.space.options)
+    problem = a_problem(workload, hosts(2, hbm=int(needed / 2 / 0.9)))
 
     def faster(state: State, searchers: Sequence[str]) -> State:
         state = with_proposals(state, searchers)
@@ -370,8 +370,8 @@ def test_host_memory_must_gain_more_than_lookups_may_be_wrong_by(
     monkeypatch.setattr(LowerBound, "tighten", lambda *_: 1.0)
     result = solve(problem, Stop(effort=QUICK), 0)
     assert problem.hardware.embedding.rel_error == 0.12
-    assert ("left out" in result.bound_notes[0]) is kept
-    assert ("are not validated" in result.bound_notes[0]) is not kept
+    assert ("left out" in result.bound_notes[0]) is left_out
+    assert ("are not validated" in result.bound_notes[0]) is not left_out
 
 
 def test_spaces_hold_each_option_once() -> None:

@@ -66,9 +66,9 @@ def test_plans_that_do_not_fit_are_no_incumbents() -> None:
 
 def test_incumbents_are_ranked_and_renamed_ranks_are_one_plan() -> None:
     tools = tools_of(whole_tables())
-    found = [timed(tools.objective, *r) for r in ((0, 0, 0, 1), (0, 1, 1, 0), (1, 0, 0, 1))]
-    state = State(tools).adding(found[:1]).adding(found[1:])
-    assert state.incumbents == (found[1], found[0])
+    candidates = [timed(tools.objective, *r) for r in ((0, 0, 0, 1), (0, 1, 1, 0), (1, 0, 0, 1))]
+    state = State(tools).adding(candidates[:1]).adding(candidates[1:])
+    assert state.incumbents == (candidates[1], candidates[0])
 
 
 @pytest.mark.parametrize("outside", ["memory", "ranks"])
@@ -97,28 +97,28 @@ def test_every_stage_keeps_what_the_one_before_has_found() -> None:
     objective = tools_of(problem).objective
     crowded = objective.sharding_plan(on(objective, *[0] * 7))
     near = replace(problem, in_use=PlanInUse(crowded))
-    seen = [with_baselines(State(tools_of(near, 0.01)))]
-    seen.append(with_plan_in_use(seen[-1]))
-    seen.append(with_bound(seen[-1]))
-    seen.append(with_proposals(seen[-1], ("annealing",)))
-    seen.append(with_any_plan(seen[-1]))
-    seen.append(with_full_bound(seen[-1], prove=False))
-    assert [c.found_by for c in seen[1].incumbents].count("given plan") == 1
-    assert seen[2].proven_ms > seen[1].proven_ms == 0.0
-    assert len(seen[3].incumbents) > len(seen[2].incumbents)
-    for before, after in itertools.pairwise(seen):
+    states = [with_baselines(State(tools_of(near, 0.01)))]
+    states.append(with_plan_in_use(states[-1]))
+    states.append(with_bound(states[-1]))
+    states.append(with_proposals(states[-1], ("annealing",)))
+    states.append(with_any_plan(states[-1]))
+    states.append(with_full_bound(states[-1], prove=False))
+    assert [c.found_by for c in states[1].incumbents].count("given plan") == 1
+    assert states[2].proven_ms > states[1].proven_ms == 0.0
+    assert len(states[3].incumbents) > len(states[2].incumbents)
+    for before, after in itertools.pairwise(states):
         assert {*before.incumbents} <= {*after.incumbents}
         assert after.best_ms <= before.best_ms
         assert before.proven_ms <= after.proven_ms
         assert after.baselines == before.baselines
         assert after.usable == before.usable
-    assert seen[-1].proven_ms <= seen[-1].best_ms
+    assert states[-1].proven_ms <= states[-1].best_ms
 
 
 def test_a_plan_that_fits_is_looked_for_only_where_there_is_none() -> None:
     tools = tools_of(whole_tables())
-    known = State(tools).adding([timed(tools.objective, 0, 0, 0, 1)])
-    assert with_any_plan(known) == known
+    state = State(tools).adding([timed(tools.objective, 0, 0, 0, 1)])
+    assert with_any_plan(state) == state
     assert with_any_plan(State(tools)).best_ms < math.inf
 
 
@@ -141,9 +141,9 @@ def test_no_plan_slower_than_a_baseline_is_preferred() -> None:
     tools = tools_of(replace(problem, scenarios=()), 0.1)
     every = [timed(tools.objective, 0, *rest) for rest in itertools.product(range(2), repeat=4)]
     fastest = min(every, key=lambda candidate: candidate.iteration_ms)
-    found = State(tools).adding([fastest])
-    free = choose(found, 0.5).ranked[0]
+    state = State(tools).adding([fastest])
+    free = choose(state, 0.5).ranked[0]
     baseline = replace(fastest, found_by="a baseline")
-    bound = choose(replace(found, usable=(baseline,)), 0.5).ranked[0]
+    bound = choose(replace(state, usable=(baseline,)), 0.5).ranked[0]
     assert free.iteration_ms > fastest.iteration_ms
     assert bound.iteration_ms <= fastest.iteration_ms * (1 + 1e-6)

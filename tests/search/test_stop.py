@@ -10,7 +10,7 @@ from tests.search.problems import Ticks
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("fields", "says"),
     [
         ({"effort": 0}, "effort is 0; it must be above 0"),
         ({"effort": float("nan")}, "effort is nan"),
@@ -19,9 +19,9 @@ from tests.search.problems import Ticks
         ({"gap": -0.1}, "gap is -0.1"),
     ],
 )
-def test_values_out_of_range(given: dict[str, float], says: str) -> None:
+def test_values_out_of_range(fields: dict[str, float], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Stop(**given)  # type: ignore[arg-type]
+        Stop(**fields)  # type: ignore[arg-type]
 
 
 def test_nothing_but_work_stops_by_default() -> None:
@@ -52,11 +52,11 @@ def test_out_of_time_stays_the_reason() -> None:
 def test_a_stage_that_the_clock_cuts_short_leaves_time_as_the_reason() -> None:
     """However soon the other stages are done: the plan depends on the machine."""
     stop = Stop(time_limit_s=100.0, clock=Ticks(1.0))
-    late = stop.part(0.1)
-    assert not late()
+    is_over = stop.part(0.1)
+    assert not is_over()
     assert stop.stopped_by(10.0, 9.0) == "work"
     assert stop.stopped_by(10.0, 10.0) == "gap"
-    while not late():
+    while not is_over():
         assert stop.remaining_s > 0
     assert stop.stopped_by(10.0, 10.0) == "time"
 

@@ -19,15 +19,15 @@ TABLES = [
 
 def test_greedy_rules_put_their_heaviest_table_alone() -> None:
     objective, surrogate = objective_of(a_problem(a_workload(*TABLES), hosts(2)))
-    found = plan_baselines(objective, surrogate, 0)
+    plans = plan_baselines(objective, surrogate, 0)
     heaviest = {"greedy by size": 0, "greedy by dim": 1, "greedy by lookups": 2}
     for name, table in heaviest.items():
-        plan = found[name]
+        plan = plans[name]
         assert all(o.sharding_type is ShardingType.TABLE_WISE for o, _ in plan)
         alone = plan[table][1]
         assert all(ranks != alone for t, (_, ranks) in enumerate(plan) if t != table), name
-    assert all(o.sharding_type is ShardingType.ROW_WISE for o, _ in found["row_wise all"])
-    assert set(found) == {"torchrec default", *GREEDY, "row_wise all", "random"}
+    assert all(o.sharding_type is ShardingType.ROW_WISE for o, _ in plans["row_wise all"])
+    assert set(plans) == {"torchrec default", *GREEDY, "row_wise all", "random"}
 
 
 def test_the_random_one_depends_on_the_seed_alone() -> None:
@@ -39,6 +39,6 @@ def test_the_random_one_depends_on_the_seed_alone() -> None:
 @pytest.mark.parametrize("hbm", [600 * MIB, 330 * MIB])
 def test_only_what_fits_is_shown(hbm: int) -> None:
     objective, surrogate = objective_of(a_problem(a_workload(*TABLES), hosts(2, hbm=hbm)))
-    found = plan_baselines(objective, surrogate, 0)
-    assert found
-    assert all(objective.fits(plan) for plan in found.values())
+    plans = plan_baselines(objective, surrogate, 0)
+    assert plans
+    assert all(objective.fits(plan) for plan in plans.values())

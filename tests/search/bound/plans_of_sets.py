@@ -39,22 +39,24 @@ def sets_with_plans(objective: Objective, seed: int) -> list[tuple[ExchangeSet, 
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     choices = bound.choices
     sets: dict[frozenset[tuple[str, str]], ExchangeSet] = {}
-    found = []
+    results = []
     for plan, ms in zip(plans, objective.score(plans).tolist(), strict=True):
         modules = [table.module for table in objective.problem.workload.tables]
         key = frozenset((modules[o.table], str(o.sharding_type)) for o, _ in plan)
-        mine = np.flatnonzero([exchange in key for exchange in choices.exchanges])
-        one = sets.setdefault(key, ExchangeSet(choices, mine))
+        members = np.flatnonzero([exchange in key for exchange in choices.exchanges])
+        exchange_set = sets.setdefault(key, ExchangeSet(choices, members))
         for _ in range(60):
-            if one.refine()[1]:
+            if exchange_set.refine()[1]:
                 break
-        found.append((one, plan, ms))
-    return found
+        results.append((exchange_set, plan, ms))
+    return results
 
 
-def rank_loads(objective: Objective, one: ExchangeSet, plan: Assignment) -> tuple[Array, Array]:
+def rank_loads(
+    objective: Objective, exchange_set: ExchangeSet, plan: Assignment
+) -> tuple[Array, Array]:
     """Loads of a plan ``[groups, ranks, COLUMNS]``, and which groups its ranks launch."""
-    numbers = sorted({choice.group for choice in one.choices})
+    numbers = sorted({choice.group for choice in exchange_set.choices})
     loads = objective.scorer.totals(objective.table_plans(plan))[numbers]
     launched = loads[..., Load.SHARDS] > 0
     loads[..., LAUNCH] = 0.0

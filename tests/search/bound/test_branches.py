@@ -57,10 +57,10 @@ def bounds_of(objective: Objective, upper_ms: float) -> tuple[float, float]:
     return before, bound.tighten(300, upper_ms, 1.0, lambda _: False)
 
 
-def chosen_in(one: ExchangeSet, plan: Assignment) -> np.ndarray:
+def chosen_in(exchange_set: ExchangeSet, plan: Assignment) -> np.ndarray:
     """Shares of the choices of a set that a plan has."""
     options = [option for option, _ in plan]
-    return np.array([float(choice.option in options) for choice in one.choices])
+    return np.array([float(choice.option in options) for choice in exchange_set.choices])
 
 
 @pytest.mark.parametrize("batch_size", [512, 65536])
@@ -86,30 +86,30 @@ def test_scarce_memory_is_not_shared_between_halves_of_options() -> None:
 def test_no_plan_is_faster_than_a_cut_at_its_options(seed: int, alone: bool) -> None:
     """A cut bounds its own set and the family of all plans, also when made at others' options."""
     objective = roomy_objective(seed)
-    found = sets_with_plans(objective, seed)
-    all_choices = found[0][0].all_choices
+    results = sets_with_plans(objective, seed)
+    all_choices = results[0][0].all_choices
     family = ExchangeSet(all_choices, np.arange(len(all_choices.all)), frozenset())
     for _ in range(60):
         if family.refine()[1]:
             break
-    for one, plan, ms in found:
-        solved = one if alone else family
+    for exchange_set, plan, ms in results:
+        solved = exchange_set if alone else family
         chosen = chosen_in(solved, plan)
         cuts = [cut.times for cut in solved.program.cuts]
-        for other in (p for s, p, _ in found if s is one or not alone):
-            shares = chosen_in(solved, other)
-            load = np.stack([shares[mine] @ solved.loads[mine] for mine in solved.members])
+        for rival in (p for s, p, _ in results if s is exchange_set or not alone):
+            shares = chosen_in(solved, rival)
+            load = np.stack([shares[member] @ solved.loads[member] for member in solved.members])
             for more in (0.0, 0.3, 2.0):
                 cut = solved.relaxation_of_ranks().evaluate(load, more * load, launched=True)[1]
                 cuts.append(solved.times.under(cut))
         assert max(times.at(chosen, solved.first) for times in cuts) <= ms * (1 + 1e-9)
 
 
-def holds(one: ExchangeSet, branch: Branch, plan: Assignment) -> bool:
+def holds(exchange_set: ExchangeSet, branch: Branch, plan: Assignment) -> bool:
     """Tell whether a plan is in a branch."""
-    chosen = chosen_in(one, plan) > 0
-    some = all((each & chosen).any() for each in branch.one_of)
-    return bool(branch.allowed[chosen].all() and some)
+    chosen = chosen_in(exchange_set, plan) > 0
+    has_one_of_each = all((each & chosen).any() for each in branch.one_of)
+    return bool(branch.allowed[chosen].all() and has_one_of_each)
 
 
 @pytest.mark.parametrize("seed", quick_first(4, range(24)))
@@ -119,24 +119,24 @@ def test_no_plan_of_a_branch_is_faster_and_none_is_lost(
 ) -> None:
     """Every plan of a set below the limit lies in one of the halves of its branch."""
     objective = roomy_objective(seed, 65536, worlds)
-    found = sets_with_plans(objective, seed)
-    for one in {id(one): one for one, _, _ in found}.values():
-        plans = [(plan, ms) for other, plan, ms in found if other is one]
+    results = sets_with_plans(objective, seed)
+    for exchange_set in {id(exchange_set): exchange_set for exchange_set, _, _ in results}.values():
+        plans = [(plan, ms) for owner, plan, ms in results if owner is exchange_set]
         limit = 1.01 * max(ms for _, ms in plans)
-        waiting: list[Branch] = [one.program.whole]
+        waiting: list[Branch] = [exchange_set.program.whole]
         for _ in range(40):
             if not waiting:
                 break
             branch = waiting.pop()
-            inside = [i for i, each in enumerate(plans) if holds(one, branch, each[0])]
+            inside = [i for i, each in enumerate(plans) if holds(exchange_set, branch, each[0])]
             for _ in range(30):
-                bound, done = one.refine(branch)
+                bound, done = exchange_set.refine(branch)
                 assert all(bound <= plans[i][1] * (1 + 1e-9) for i in inside)
                 if done:
                     break
-            halves = one.halves(branch, limit)
+            halves = exchange_set.halves(branch, limit)
             for i in inside if halves is not None else ():
-                assert any(holds(one, half, plans[i][0]) for half in halves or ())
+                assert any(holds(exchange_set, half, plans[i][0]) for half in halves or ())
             waiting += halves or []
 
 

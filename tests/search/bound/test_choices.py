@@ -59,10 +59,10 @@ def test_no_shard_fetches_less_than_it_is_certain_of(seed: int) -> None:
     rng = random.Random(seed)
     shards = cached_shards(rng, 12)
     tables = [i // 2 for i in range(12)]
-    certain = certain_fetches_ms([[one] for one in shards], tables)
+    certain = certain_fetches_ms([[shard] for shard in shards], tables)
     for _ in range(200):
-        some = rng.sample(range(6), rng.randint(1, 6))
-        joined = [2 * table + rng.randrange(2) for table in some]
+        picked = rng.sample(range(6), rng.randint(1, 6))
+        joined = [2 * table + rng.randrange(2) for table in picked]
         at = shared_cache.position(np.sum([shards[i] for i in joined], axis=0))
         for i in joined:
             (fetched,) = shared_cache.between(shards[i][None, shared_cache.FETCH_MS], at[None])
@@ -71,10 +71,10 @@ def test_no_shard_fetches_less_than_it_is_certain_of(seed: int) -> None:
 
 
 def test_a_shard_that_nobody_can_lend_to_fetches_as_if_alone() -> None:
-    one, other = cached_shards(random.Random(2), 2)
-    (alone,) = certain_fetches_ms([[one]], [0])
-    assert alone[0] == pytest.approx(0.0, abs=1e-9 * one[shared_cache.OWN_MS])
-    assert certain_fetches_ms([[one], [other]], [0, 1])[0][0] <= alone[0]
+    first, second = cached_shards(random.Random(2), 2)
+    (alone,) = certain_fetches_ms([[first]], [0])
+    assert alone[0] == pytest.approx(0.0, abs=1e-9 * first[shared_cache.OWN_MS])
+    assert certain_fetches_ms([[first], [second]], [0, 1])[0][0] <= alone[0]
 
 
 def bound_of(objective: Objective) -> float:
@@ -83,7 +83,7 @@ def bound_of(objective: Objective) -> float:
 
 def workload(seed: int, tables: int, kernels: tuple[str, ...], **wants: object) -> Workload:
     rng = random.Random(seed)
-    made = []
+    drawn = []
     for i in range(tables):
         constraints = Constraints(
             compute_kernels=kernels,
@@ -93,14 +93,14 @@ def workload(seed: int, tables: int, kernels: tuple[str, ...], **wants: object) 
         rows, dim = int(10 ** rng.uniform(3, 6.5)), rng.choice([32, 64, 128])
         lookups, alpha = rng.choice([1.0, 5.0, 30.0]), rng.choice([None, 0.8, 1.2])
         order = rng.choice(["random", "frequency"])
-        made.append(a_table(f"t{i}", rows, dim, lookups, alpha, order, constraints=constraints))
+        drawn.append(a_table(f"t{i}", rows, dim, lookups, alpha, order, constraints=constraints))
     pipeline = ["base", "sparse_dist", "prefetch_sparse_dist"][seed % 3]
-    return a_workload(*made, batch_size=rng.choice([512, 65536]), train_pipeline=pipeline)
+    return a_workload(*drawn, batch_size=rng.choice([512, 65536]), train_pipeline=pipeline)
 
 
-def objective(made: Workload, ranks: int) -> Objective:
-    problem = a_problem(made, hosts(ranks, hbm=1000 * GIB), FAST_HOST)
-    return objective_of(problem, enumerate_space(made, problem.topology))[0]
+def objective(load: Workload, ranks: int) -> Objective:
+    problem = a_problem(load, hosts(ranks, hbm=1000 * GIB), FAST_HOST)
+    return objective_of(problem, enumerate_space(load, problem.topology))[0]
 
 
 @pytest.mark.parametrize("seed", quick_first(1, range(6)))
@@ -115,16 +115,16 @@ def test_random_plans_with_caches(seed: int) -> None:
 @pytest.mark.parametrize("seed", quick_first(3, range(6)))
 def test_every_plan_of_few_cached_tables(seed: int) -> None:
     kinds = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE)
-    made = workload(seed, 4, ("fused_uvm_caching", "fused"), sharding_types=kinds)
-    problem = objective(made, 2)
+    load = workload(seed, 4, ("fused_uvm_caching", "fused"), sharding_types=kinds)
+    problem = objective(load, 2)
     plans = list(every_plan(problem))
     # two ranks or all rows, as fused or cached; without a load factor, with each of the space's
-    factors = [t.constraints.cache_load_factor for t in made.tables]
+    factors = [t.constraints.cache_load_factor for t in load.tables]
     shares = [len(space.LOAD_FACTORS) if f is None else 1 for f in factors]
     assert len(plans) == prod(3 * (1 + share) for share in shares)
     bound = bound_of(problem)
     assert 0 < bound <= problem.score(plans).min() * (1 + 1e-9)
-    twins = replace(made, tables=tuple(replace(made.tables[0], name=n) for n in "abcd"))
+    twins = replace(load, tables=tuple(replace(load.tables[0], name=n) for n in "abcd"))
     alike = objective(twins, 1)
     best = alike.score(list(every_plan(alike))).min()
     assert bound_of(alike) <= best * (1 + 1e-9)

@@ -77,7 +77,7 @@ def test_ids_that_vary_or_are_sent_once_are_above_the_bound(seed: int, dedup: bo
         replace(t, features=tuple(replace(f, pooling_factor_std=90.0) for f in t.features))
         for t in tables
     ]
-    loads, found = [], []
+    loads, scores = [], []
     for batch in (tables, varying):
         problem = a_problem(a_workload(*batch, batch_size=64), hosts(4))
         objective, _ = objective_of(problem)
@@ -85,10 +85,10 @@ def test_ids_that_vary_or_are_sent_once_are_above_the_bound(seed: int, dedup: bo
         plans = [random_plan(objective, rng) for _ in range(100)]
         times = objective.score(plans)
         loads.append(objective.scorer.totals(objective.table_plans(plans[0])))
-        found.append(times)
+        scores.append(times)
         assert 0 < bound_of(objective) <= times.min() * (1 + 1e-9)
-    assert (found[1] >= found[0]).all(), "waiting for the slowest rank saves nothing"
-    assert found[1].max() > found[0].max()
+    assert (scores[1] >= scores[0]).all(), "waiting for the slowest rank saves nothing"
+    assert scores[1].max() > scores[0].max()
     assert loads[0][..., Load.EXPANDED].any() == dedup
     assert loads[1][..., Load.FORWARD_VARIANCE].any()
 
@@ -103,8 +103,8 @@ def test_feature_processors_are_above_the_bound(seed: int) -> None:
         for t in tables
     ]
     times = []
-    for of in (tables, processed):
-        objective, _ = objective_of(a_problem(a_workload(*of, batch_size=64), hosts(4)))
+    for variant in (tables, processed):
+        objective, _ = objective_of(a_problem(a_workload(*variant, batch_size=64), hosts(4)))
         rng = random.Random(seed)
         times.append(objective.score([random_plan(objective, rng) for _ in range(100)]))
         assert 0 < bound_of(objective) <= times[-1].min() * (1 + 1e-9)
@@ -152,14 +152,16 @@ def test_dividing_the_plans_proves_what_every_set_alone_does(
     ends = [full.solve(steps) for steps in (1, 5, 20, 3000)]
     assert ends == sorted(ends), "it only rises"
     least = np.inf
-    for one in full.sets:
-        alone = ExchangeSet(full.choices, one.index)  # with no cuts but its own
+    for member in full.sets:
+        alone = ExchangeSet(full.choices, member.index)  # with no cuts but its own
         for _ in range(60):
             if alone.refine()[1]:
                 break
         least = min(least, alone.proven)
     assert ends[-1] == pytest.approx(least, rel=3e-4)
-    assert {one.exchanges for one in full.promising(1)} <= {one.exchanges for one in full.sets}
+    assert {member.exchanges for member in full.promising(1)} <= {
+        member.exchanges for member in full.sets
+    }
     monkeypatch.setattr(bounds, "MAX_SETS", 1)
     many = LowerBound(objective.problem, objective.space, objective.scorer)
     assert many.solve(3000) == pytest.approx(ends[-1], rel=3e-4)
@@ -193,20 +195,20 @@ def test_upper_and_stop_end_early_and_stay_valid() -> None:
     objective = unlimited(3)
     full = bound_of(objective)
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    known = 1.02 * full
-    assert bound.solve(3000, upper_ms=known) <= known
+    incumbent_ms = 1.02 * full
+    assert bound.solve(3000, upper_ms=incumbent_ms) <= incumbent_ms
     with pytest.raises(UnsoundBoundError):  # no such plan can be known
         LowerBound(objective.problem, objective.space, objective.scorer).solve(3000, 0.5 * full)
-    asked: list[float] = []
+    bounds: list[float] = []
 
     def at_once(so_far: float) -> bool:
-        asked.append(so_far)
+        bounds.append(so_far)
         return True
 
     fresh = LowerBound(objective.problem, objective.space, objective.scorer)
     assert 0 < fresh.solve(3000, stop=at_once) <= full * (1 + 1e-9)
-    assert len(asked) == 1
-    assert np.isfinite(asked[0])
+    assert len(bounds) == 1
+    assert np.isfinite(bounds[0])
 
 
 def test_notes_say_what_the_bound_did_not_do() -> None:
@@ -234,13 +236,13 @@ def test_before_any_set_is_solved_those_with_what_the_optimum_uses_come_first() 
         steps += 1
     assert steps < 60
     assert bound._solved == []
-    wanted = bound._exchange_shares
-    assert sum(wanted.values()) == pytest.approx(len(tables))
+    shares = bound._exchange_shares
+    assert sum(shares.values()) == pytest.approx(len(tables))
     first, *_, last = bound.promising(len(bound.sets))
 
-    def elsewhere(one: ExchangeSet) -> float:
-        return sum(share for name, share in wanted.items() if name not in one.exchanges)
+    def elsewhere(exchange_set: ExchangeSet) -> float:
+        return sum(share for name, share in shares.items() if name not in exchange_set.exchanges)
 
     assert elsewhere(first) <= 0.05 * len(tables)
     assert elsewhere(last) > elsewhere(first)
-    assert len(first.exchanges) < len({name for one in bound.sets for name in one.exchanges})
+    assert len(first.exchanges) < len({name for member in bound.sets for name in member.exchanges})

@@ -54,8 +54,8 @@ def test_a_branch_is_sure_of_the_least_peak_of_the_options_that_it_has_one_of() 
     peaks = np.array([[1.0, 2.0, 5.0, 9.0, 0.0, 0.0]])
     nothing = np.zeros((1, 6))
     times = CutTimes(0.0, MS, nothing, nothing, peaks, np.zeros(1), nothing)
-    every, some = np.ones(6, dtype=bool), np.array([0, 1, 1, 1, 0, 0], dtype=bool)
+    every, options = np.ones(6, dtype=bool), np.array([0, 1, 1, 1, 0, 0], dtype=bool)
     without = every & (np.arange(6) != 1)
     assert Branch(every).least(times).tolist() == [0.0]
-    assert Branch(every, (some,)).least(times).tolist() == [2.0]
-    assert Branch(without, (some,)).least(times).tolist() == [5.0]
+    assert Branch(every, (options,)).least(times).tolist() == [2.0]
+    assert Branch(without, (options,)).least(times).tolist() == [5.0]

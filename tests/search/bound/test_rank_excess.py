@@ -115,12 +115,12 @@ def test_a_cycle_is_parted_where_all_ranks_meet() -> None:
 def by_exchanges(objective: Objective) -> dict[frozenset[tuple[str, ShardingType]], float]:
     """The best time of all plans that use a set of exchanges, for every set."""
     plans = list(itertools.islice(every_plan(objective), 5000))
-    found: dict[frozenset[tuple[str, ShardingType]], float] = {}
+    best: dict[frozenset[tuple[str, ShardingType]], float] = {}
     for plan, ms in zip(plans, objective.score(plans).tolist(), strict=True):
         modules = [table.module for table in objective.problem.workload.tables]
         key = frozenset((modules[o.table], o.sharding_type) for o, _ in plan)
-        found[key] = min(ms, found.get(key, np.inf))
-    return found
+        best[key] = min(ms, best.get(key, np.inf))
+    return best
 
 
 @pytest.mark.parametrize("seed", quick_only((17, 18), range(4, 20)))
@@ -136,15 +136,15 @@ def test_every_set_stays_below_its_best_plan(seed: int, batch_size: int) -> None
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     bound.solve(1)
     rng = random.Random(seed)
-    for one in bound.sets:
-        every = sorted(one.exchanges)
+    for member in bound.sets:
+        every = sorted(member.exchanges)
         all_use = frozenset(e for e in every if rng.random() < 0.5)
-        for these in (one, ExchangeSet(one.all_choices, one.index, all_use)):
+        for variant in (member, ExchangeSet(member.all_choices, member.index, all_use)):
             for _ in range(60):
-                if these.refine()[1]:
+                if variant.refine()[1]:
                     break
-            holds = [ms for key, ms in best.items() if these.used <= key <= these.exchanges]
-            assert these.proven <= min(holds, default=np.inf) * (1 + 1e-9)
+            holds = [ms for key, ms in best.items() if variant.used <= key <= variant.exchanges]
+            assert variant.proven <= min(holds, default=np.inf) * (1 + 1e-9)
 
 
 def test_a_floor_counts_where_some_ranks_may_launch_nothing(
@@ -159,8 +159,8 @@ def test_a_floor_counts_where_some_ranks_may_launch_nothing(
     best = float(objective.score(list(every_plan(objective))).min())
     bound, segments = bound_of(objective), Relaxation._segments
 
-    def free(self: Relaxation, *given: Any) -> tuple[np.ndarray, ...]:
-        slopes, floors, uneven = segments(self, *given)
+    def free(self: Relaxation, *arguments: Any) -> tuple[np.ndarray, ...]:
+        slopes, floors, uneven = segments(self, *arguments)
         return slopes, 0.0 * floors, uneven
 
     monkeypatch.setattr(Relaxation, "_segments", free)

@@ -49,23 +49,23 @@ def test_it_stays_below_the_best_plan(
 def test_no_plan_is_faster_than_a_cut_at_its_loads(seed: int, share: float) -> None:
     """Also than the cuts that are critical at the loads of other plans."""
     objective = roomy_objective(seed)
-    found = sets_with_plans(objective, seed)
-    for one, plan, ms in found:
-        relaxation = one.relaxation_of_ranks()
-        loads, launched = rank_loads(objective, one, plan)
-        for other in (p for s, p, _ in found if s is one):
-            theirs = rank_loads(objective, one, other)[0]
-            mean = theirs.mean(axis=1)
-            more = share * (theirs.max(axis=1) - mean)
+    results = sets_with_plans(objective, seed)
+    for exchange_set, plan, ms in results:
+        relaxation = exchange_set.relaxation_of_ranks()
+        loads, launched = rank_loads(objective, exchange_set, plan)
+        for rival in (p for s, p, _ in results if s is exchange_set):
+            rival_loads = rank_loads(objective, exchange_set, rival)[0]
+            mean = rival_loads.mean(axis=1)
+            more = share * (rival_loads.max(axis=1) - mean)
             cut = relaxation.evaluate(mean, more, launched=share > 0)[1]
             assert cut.of_ranks().at(loads, launched) <= ms * (1 + 1e-9)
 
 
 def test_a_rank_steps_the_dense_optimizer_over_its_own_shards() -> None:
     """One rank may look up while another steps: they do not wait for each other's mean."""
-    whole = (ShardingType.TABLE_WISE,)
+    unsharded = (ShardingType.TABLE_WISE,)
     dense, fused = (
-        Constraints(sharding_types=whole, compute_kernels=(k,))
+        Constraints(sharding_types=unsharded, compute_kernels=(k,))
         for k in (ComputeKernel.DENSE, ComputeKernel.FUSED)
     )
     tables = [a_table("dense", 8_000_000, 64, 0.1, constraints=dense)]
@@ -73,9 +73,9 @@ def test_a_rank_steps_the_dense_optimizer_over_its_own_shards() -> None:
     workload = a_workload(*tables, batch_size=65536)
     workload = replace(workload, dense=replace(DENSE, optimizer="adam"))
     objective, _ = objective_of(a_problem(workload, hosts(2)))
-    for one, plan, ms in sets_with_plans(objective, 0):
-        loads, launched = rank_loads(objective, one, plan)
-        cut = one.relaxation_of_ranks().evaluate(loads.mean(axis=1))[1]
+    for exchange_set, plan, ms in sets_with_plans(objective, 0):
+        loads, launched = rank_loads(objective, exchange_set, plan)
+        cut = exchange_set.relaxation_of_ranks().evaluate(loads.mean(axis=1))[1]
         assert cut.of_ranks().at(loads, launched) <= ms * (1 + 1e-9)
 
 
@@ -83,23 +83,23 @@ def test_a_rank_steps_the_dense_optimizer_over_its_own_shards() -> None:
 def test_a_plan_is_a_solution_of_the_model_at_its_own_time(seed: int) -> None:
     objective = roomy_objective(seed, worlds=ONE_HOST)
     topology = objective.problem.topology
-    for one, plan, ms in sets_with_plans(objective, seed):
-        targets = one.targets_of_ranks()
+    for exchange_set, plan, ms in sets_with_plans(objective, seed):
+        targets = exchange_set.targets_of_ranks()
         options = [option for option, _ in plan]
-        mine = [c for c in targets.choices if c.option in options]
-        model = targets.model(mine, one.priced_ms, ms)
+        chosen = [c for c in targets.choices if c.option in options]
+        model = targets.model(chosen, exchange_set.priced_ms, ms)
         solver = reproducible_solver(1.0, 0, float("inf"))
         assert run(solver, model.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-        found = model.read(solver)
-        assert [option for option, _ in found] == options
-        assert all(option.is_legal(ranks, topology) for option, ranks in found)
+        solution = model.read(solver)
+        assert [option for option, _ in solution] == options
+        assert all(option.is_legal(ranks, topology) for option, ranks in solution)
 
 
 def test_without_a_cut_a_plan_tells_the_first_one() -> None:
     """No cycle is critical before ranks are uneven if the host sets the pace."""
     objective = roomy_objective(0)
-    one, _, ms = sets_with_plans(objective, 0)[0]
-    targets = one.targets_of_ranks()
+    exchange_set, _, ms = sets_with_plans(objective, 0)[0]
+    targets = exchange_set.targets_of_ranks()
     targets.cuts.clear()
     refuted, _ = targets.refute(1.1 * ms, 0.0, 1.0, lambda: 1e9)
     assert not refuted

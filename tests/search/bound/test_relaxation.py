@@ -144,8 +144,8 @@ def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwarePr
     """A cut taken at one plan's loads is below the predicted time of all plans like it."""
     scorer, times, totals, used = scored_plans(seed, profile, random.Random(seed))
     kinds = [
-        {(g.module, g.sharding_type) for g, u in zip(scorer.groups, one, strict=True) if u}
-        for one in used
+        {(g.module, g.sharding_type) for g, u in zip(scorer.groups, row, strict=True) if u}
+        for row in used
     ]
     for first in range(3):
         like = [i for i, kind in enumerate(kinds) if kind == kinds[first]]
@@ -161,8 +161,8 @@ def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwarePr
         assert loads.shape[-1] == COLUMNS
         ms, cut = relaxed.evaluate(loads[0])
         assert ms <= times[like[0]] * (1 + 1e-9)
-        for one in filter(None, [cut, relaxed.evaluate(loads[0], launched=True)[1]]):
-            below = one.constant + (one.slope * loads).sum(axis=(1, 2))
+        for each_cut in filter(None, [cut, relaxed.evaluate(loads[0], launched=True)[1]]):
+            below = each_cut.constant + (each_cut.slope * loads).sum(axis=(1, 2))
             assert (below <= times[like] * (1 + 1e-9)).all()
 
 
@@ -183,14 +183,16 @@ def test_cuts_bound_every_plan_that_may_do_without_some_exchanges(
     names = [(g.module, g.sharding_type) for g in scorer.groups]
     for _ in range(4):
         all_use = {name for name in sorted(set(names)) if rng.random() < 0.4}
-        of_plan = [{n for n, u in zip(names, one, strict=True) if u} for one in used]
-        allowed = np.array([all_use <= found for found in of_plan])
+        of_plan = [{n for n, u in zip(names, row, strict=True) if u} for row in used]
+        allowed = np.array([all_use <= exchanges for exchanges in of_plan])
         offered = rng.sample(range(len(names)), min(3, len(names)))
         allowed &= np.array(used)[:, offered].any(axis=1)
         present = [name in all_use for name in names]
         certain = [p and names.count(n) == 1 for p, n in zip(present, names, strict=True)]
-        tops, some = tops_of(totals), [frozenset(offered)]
-        relaxed = Relaxation(scorer.costs, scorer.groups, *tops, present, certain, {}, offered=some)
+        tops, optional = tops_of(totals), [frozenset(offered)]
+        relaxed = Relaxation(
+            scorer.costs, scorer.groups, *tops, present, certain, {}, offered=optional
+        )
         for at in loads[rng.sample(range(len(times)), 4)]:
             for more, launched in ((0.0, False), (0.0, True), (0.5, False)):
                 cut = relaxed.evaluate(at, more * at, launched=launched)[1]
@@ -199,10 +201,10 @@ def test_cuts_bound_every_plan_that_may_do_without_some_exchanges(
                     assert (below <= times[allowed] * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("other", [ShardingType.COLUMN_WISE, ShardingType.DATA_PARALLEL])
-def test_what_every_option_of_a_table_brings_is_not_optional(other: ShardingType) -> None:
+@pytest.mark.parametrize("kind", [ShardingType.COLUMN_WISE, ShardingType.DATA_PARALLEL])
+def test_what_every_option_of_a_table_brings_is_not_optional(kind: ShardingType) -> None:
     """Ids of all exchanges are announced together; those of data-parallel tables stay."""
-    wants = Constraints(sharding_types=(ShardingType.TABLE_WISE, other), min_partition=32)
+    wants = Constraints(sharding_types=(ShardingType.TABLE_WISE, kind), min_partition=32)
     table = a_table("t", 50_000, 64, constraints=wants)
     workload = a_workload(table, train_pipeline="sparse_dist")
     objective, _ = objective_of(a_problem(workload, hosts(2)))
@@ -214,7 +216,7 @@ def test_what_every_option_of_a_table_brings_is_not_optional(other: ShardingType
     announced = [
         o for o, phase in zip(ops.optional, ops.phases, strict=True) if phase == "input_dist"
     ]
-    assert all(announced) == (other is ShardingType.DATA_PARALLEL)
+    assert all(announced) == (kind is ShardingType.DATA_PARALLEL)
 
 
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])

@@ -72,11 +72,11 @@ def assert_below(problem: Problem, more: Sequence[Assignment] = ()) -> float:
     plans = list(itertools.islice(every_plan(objective), 1500))
     plans += [p for p in (random_plan(objective, rng) for _ in range(300)) if objective.fits(p)]
     best = float(objective.score([*plans, *more]).min())
-    found = solve(replace(problem, scenarios=()), Stop(effort=0.01), 0, tolerance=0.0)
-    best = min(best, found.best.iteration_ms)
+    result = solve(replace(problem, scenarios=()), Stop(effort=0.01), 0, tolerance=0.0)
+    best = min(best, result.best.iteration_ms)
     before, after = bounds_of(objective, 1.5 * best)
     assert 0 < before <= after <= best * (1 + 1e-9)
-    assert found.lower_bound_ms <= best
+    assert result.lower_bound_ms <= best
     return before
 
 
@@ -102,13 +102,13 @@ def test_ranks_that_share_no_data_type_save_all_reduces() -> None:
     workload = a_workload(*tables, batch_size=8192, replica_groups=groups)
     problem = a_problem(workload, workload.sharding_group(hosts(16, 8)), TCPX)
     objective, _ = objective_of(problem)
-    options = [one for one, *_ in objective.space.options]
+    options = [option for option, *_ in objective.space.options]
     apart = tuple((o, (i // 2,)) for i, o in enumerate(options))
     mixed = tuple((o, (i % 8,)) for i, o in enumerate(options))
-    best, other = objective.score([apart, mixed])
-    assert best < 0.95 * other
-    before, after = bounds_of(objective, 2 * other)
-    assert before <= after <= best
+    apart_ms, mixed_ms = objective.score([apart, mixed])
+    assert apart_ms < 0.95 * mixed_ms
+    before, after = bounds_of(objective, 2 * mixed_ms)
+    assert before <= after <= apart_ms
 
 
 @pytest.mark.parametrize("name", COPIES)
@@ -173,7 +173,7 @@ def test_memory_that_is_scarce_has_a_price() -> None:
     problem = tight(80 * GIB)
     space = whole_space(problem)
     sizes = [[sum(m.hbm_bytes for m in o.memory) for o in own] for own in space.options]
-    least, most = (sum(map(of, sizes)) for of in (min, max))
+    least, most = (sum(map(extreme, sizes)) for extreme in (min, max))
     scarce = tight(int(least + 0.6 * (most - least)) // 2)
     objective, _ = objective_of(scarce, whole_space(scarce))
     best = float(objective.score(list(every_plan(objective))).min())
@@ -181,10 +181,10 @@ def test_memory_that_is_scarce_has_a_price() -> None:
     roomy = LowerBound(problem, space, problem.scorer).solve(3000)
     assert 2 * roomy < bound.solve(3000) <= best
     # what prices prove is what the program finds
-    (one,) = bound.sets
-    while not one.refine()[1]:
+    (exchange_set,) = bound.sets
+    while not exchange_set.refine()[1]:
         pass
-    assert one.proven == pytest.approx(one.program.optimum, rel=1e-4)
+    assert exchange_set.proven == pytest.approx(exchange_set.program.optimum, rel=1e-4)
     assert bound.tighten(3000, 1.5 * best, 0.5, lambda _: False) <= best
 
 
@@ -198,14 +198,16 @@ def test_sets_without_room_are_refuted_by_prices() -> None:
     bounds = LowerBound(problem, objective.space, objective.scorer)
     bounds.solve(3000)
     needs = {
-        frozenset(one.exchanges): np.minimum.reduceat(one.program.memory[0], one.first).sum()
-        for one in bounds.sets
-        if one.relaxation is not None or one.refine()
+        frozenset(member.exchanges): np.minimum.reduceat(
+            member.program.memory[0], member.first
+        ).sum()
+        for member in bounds.sets
+        if member.relaxation is not None or member.refine()
     }
-    for one in bounds.sets:
-        one.refine()
-        fits = needs[frozenset(one.exchanges)] <= bounds.choices.caps[0]
-        assert (one.proven < np.inf) == fits
+    for member in bounds.sets:
+        member.refine()
+        fits = needs[frozenset(member.exchanges)] <= bounds.choices.caps[0]
+        assert (member.proven < np.inf) == fits
 
 
 def test_the_longest_shard_counts_in_full_and_no_more() -> None:
@@ -229,8 +231,8 @@ def test_a_plan_below_the_bound_is_an_error_that_names_the_problem() -> None:
         bound.solve(1, upper_ms=0.9 * proven)
     with pytest.raises(UnsoundBoundError):
         bound.tighten(1, 0.9 * proven, 1.0, lambda _: False)
-    for what in (problem.workload.name, problem.hardware.name, "2 tables", "2 ranks"):
-        assert what in str(raised.value)
+    for name in (problem.workload.name, problem.hardware.name, "2 tables", "2 ranks"):
+        assert name in str(raised.value)
 
 
 def test_memory_caps_that_differ() -> None:
@@ -260,7 +262,7 @@ def few_tables(seed: int) -> Problem:
 
     def one(name: str) -> Table:
         module, kinds = rng.choice(modules), [*ShardingType]
-        wanted = tuple(rng.sample(kinds, rng.randint(2, 4))) if rng.random() < 0.4 else None
+        kinds_allowed = tuple(rng.sample(kinds, rng.randint(2, 4))) if rng.random() < 0.4 else None
         return a_table(
             name,
             rng.choice([8, 100, 10_000, 2_000_000]),
@@ -269,7 +271,7 @@ def few_tables(seed: int) -> Problem:
             module=module,
             pooling=rng.choice(["sum", "sum", "mean"]) if pooled[module] else "none",
             data_type=rng.choice(["fp32", "fp16"]),
-            constraints=Constraints(sharding_types=wanted),
+            constraints=Constraints(sharding_types=kinds_allowed),
         )
 
     workload = a_workload(
@@ -330,7 +332,7 @@ def _any_table(
     """A table of one of the modules, each of which is weighted or not, pooled or not."""
     number = rng.randrange(len(modules))
     weighted, sequence = modules[number]
-    some = tuple(sorted(rng.sample(range(world), rng.randint(1, world))))
+    allowed = tuple(sorted(rng.sample(range(world), rng.randint(1, world))))
     return a_table(
         name,
         int(10 ** rng.uniform(1, 6)),
@@ -346,7 +348,7 @@ def _any_table(
         constraints=Constraints(
             min_partition=rng.choice([None, 16]),
             cache_load_factor=rng.choice([None, 0.1]),
-            ranks=some if rng.random() < 0.1 else None,
+            ranks=allowed if rng.random() < 0.1 else None,
         ),
     )
 

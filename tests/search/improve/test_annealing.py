@@ -55,7 +55,7 @@ def test_the_arrays_say_of_a_plan_what_its_cut_says(seed: int) -> None:
     chosen, where = model.numbers(plan)
     assert model.plan(chosen, where) == plan
     costs = model.costs([cut])
-    found, *_ = anneal(model.space, costs, chosen, where, 1, 1e-12, SQUARES, 0.0, seed)
+    value, *_ = anneal(model.space, costs, chosen, where, 1, 1e-12, SQUARES, 0.0, seed)
     loads = objective.scorer.totals(objective.table_plans(model.plan(chosen, where)))
     there = loads[..., Load.SHARDS] > 0
     ranks = objective.problem.topology.world_size
@@ -63,7 +63,7 @@ def test_the_arrays_say_of_a_plan_what_its_cut_says(seed: int) -> None:
     spread = sum(
         float(times.max()) for times in np.einsum("sgc,grc->sr", cut.segments, loads)
     ) + float(cut.floors.sum())
-    assert at - 1e-6 <= found <= at + spread * (ranks ** (1 / 2**SQUARES) - 1) + 1e-6
+    assert at - 1e-6 <= value <= at + spread * (ranks ** (1 / 2**SQUARES) - 1) + 1e-6
     assert cut.at(*_of(objective, plan)) == pytest.approx(ms, rel=1e-6)
 
 

@@ -52,9 +52,9 @@ def test_it_follows_what_moves_do_to_the_slowest_rank() -> None:
     times = objective.score(plans)
     cut = critical_cut(objective, plans[int(times.argmin())])
     assert cut is not None
-    found = np.array([value_of(cut, objective, plan) for plan in plans])
-    assert np.abs(found / times - 1).max() < 0.05
-    assert np.corrcoef(found, times)[0, 1] > 0.98
+    values = np.array([value_of(cut, objective, plan) for plan in plans])
+    assert np.abs(values / times - 1).max() < 0.05
+    assert np.corrcoef(values, times)[0, 1] > 0.98
 
 
 def test_groups_are_those_of_the_plan() -> None:

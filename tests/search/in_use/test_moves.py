@@ -41,12 +41,12 @@ QUICK = 0.01
 
 def small(seed: int = 0, tables: int = 3, world: tuple[int, int | None] = (2, None)) -> Problem:
     rng = random.Random(seed)
-    made = [
+    built = [
         a_table(f"t{i}", int(10 ** rng.uniform(4, 6)), 64, rng.choice([1.0, 8.0, 30.0]), 1.05)
         for i in range(tables)
     ]
     # without the host's costs, which hide what lookups and exchanges take in models so small
-    return a_problem(a_workload(*made, batch_size=8192), hosts(*world), copying(H100))
+    return a_problem(a_workload(*built, batch_size=8192), hosts(*world), copying(H100))
 
 
 @pytest.mark.parametrize("moves", quick_first(1, [1, 2]))
@@ -73,10 +73,10 @@ def test_random_problems_with_constraints(seed: int) -> None:
         pytest.skip("no random plan fits")
     moves = 1 + seed % 3
     result = solve(replace(problem, in_use=PlanInUse(plan, moves)), Stop(effort=QUICK), 0, top_k=5)
-    given = result.in_use
-    assert given is not None
-    assert not given.misfits
-    assert given.iteration_ms >= result.best.iteration_ms * (1 - 1e-9)
+    in_use = result.in_use
+    assert in_use is not None
+    assert not in_use.misfits
+    assert in_use.iteration_ms >= result.best.iteration_ms * (1 - 1e-9)
     assert result.lower_bound_ms <= result.best.iteration_ms * (1 + 1e-9)
     objective = objective_near(problem, PlanInUse(plan, moves))
     for ranked in result.plans:
@@ -148,8 +148,8 @@ def tight(count: int = 4) -> tuple[Problem, ShardingPlan]:
     caps = (int(count / 2 * 130 * MIB),) * 2
     problem = a_problem(a_workload(*tables, batch_size=64), Topology(2, 2, caps, (0, 0)))
     shard = (Shard(0, (0, 0), (400_000, 64)),)
-    one = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, shard)
-    return problem, ShardingPlan({t.name: one for t in tables}, 2, 2)
+    placed = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, shard)
+    return problem, ShardingPlan({t.name: placed for t in tables}, 2, 2)
 
 
 def test_too_few_moves_say_how_many_would_do() -> None:
@@ -221,9 +221,9 @@ def test_a_split_that_no_option_has_may_stay() -> None:
 def test_plans_that_are_not_of_this_problem() -> None:
     problem = small(0, 3)
     plan = some_plan(problem, 0)
-    other = replace(plan, tables={**plan.tables, "elsewhere": plan.tables["t0"]})
+    of_more_tables = replace(plan, tables={**plan.tables, "elsewhere": plan.tables["t0"]})
     with pytest.raises(PlanError, match="elsewhere"):
-        solve(replace(problem, in_use=PlanInUse(other)), Stop(effort=QUICK), 0)
+        solve(replace(problem, in_use=PlanInUse(of_more_tables)), Stop(effort=QUICK), 0)
     with pytest.raises(PlanError, match="no shards for"):
         solve(replace(problem, in_use=PlanInUse(replace(plan, tables={}))), Stop(effort=QUICK), 0)
     with pytest.raises(InputError, match="on 2 ranks, the new one is for 4"):
@@ -245,18 +245,18 @@ def test_renamed_ranks_are_named_back(seed: int, world: tuple[int, int]) -> None
     problem = a_problem(a_workload(*tables), hosts(*world))
     plan = some_plan(problem, seed)
     objective = objective_near(problem, PlanInUse(plan))
-    given = objective.space.in_use
-    assert given is not None
+    in_use = objective.space.in_use
+    assert in_use is not None
     ranks, local = world
     order = rng.sample(range(ranks // local), ranks // local)
     names = [host * local + r for host in order for r in rng.sample(range(local), local)]
     shuffled = tuple(
-        (option, tuple(names[r] for r in where)) for option, where in filter(None, given.choices)
+        (option, tuple(names[r] for r in where)) for option, where in filter(None, in_use.choices)
     )
     ms = float(objective.score([shuffled])[0])
-    found = rename_ranks(objective, Candidate(shuffled, ms, "shuffled"))
-    assert given.moved(found.assignment) == []
-    assert found.iteration_ms <= ms * (1 + 1e-9)
+    renamed = rename_ranks(objective, Candidate(shuffled, ms, "shuffled"))
+    assert in_use.moved(renamed.assignment) == []
+    assert renamed.iteration_ms <= ms * (1 + 1e-9)
 
 
 def test_names_that_constraints_fix_stay() -> None:

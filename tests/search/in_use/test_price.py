@@ -18,8 +18,10 @@ WEIGHTS, STATE = ROWS * DIM * 4, ROWS * 4
 
 
 def tables(*names: str, module: str = "ebc") -> Problem:
-    made = [a_table(n, ROWS, DIM, optimizer="exact_row_wise_adagrad", module=module) for n in names]
-    return a_problem(a_workload(*made), hosts(4, 2))
+    alike = [
+        a_table(n, ROWS, DIM, optimizer="exact_row_wise_adagrad", module=module) for n in names
+    ]
+    return a_problem(a_workload(*alike), hosts(4, 2))
 
 
 def on(*ranks: int) -> TablePlan:
@@ -54,10 +56,10 @@ def move(before: TablePlan, after: TablePlan) -> Move:
     ],
 )
 def test_bytes_by_link(before: TablePlan, after: TablePlan, inter: int, intra: int) -> None:
-    found = move(before, after)
-    assert found.link_bytes == {INTER: inter, INTRA: intra}
-    assert found.bytes == inter + intra
-    assert (found.seconds > 0) == bool(inter + intra)
+    cost = move(before, after)
+    assert cost.link_bytes == {INTER: inter, INTRA: intra}
+    assert cost.bytes == inter + intra
+    assert (cost.seconds > 0) == bool(inter + intra)
 
 
 def test_a_rank_gets_replicas_from_its_own_host() -> None:
@@ -79,12 +81,12 @@ def test_several_tables_follow_one_another() -> None:
     problem = tables("a", "b")
     before = ShardingPlan({"a": on(0), "b": on(0)}, 4, 2)
     price = MovePrice(problem, before)
-    one = price.of(replace(before, tables={"a": on(2), "b": on(0)}))
+    single = price.of(replace(before, tables={"a": on(2), "b": on(0)}))
     both = price.of(replace(before, tables={"a": on(2), "b": on(2)}))
-    assert (one.tables, both.tables) == (("a",), ("a", "b"))
+    assert (single.tables, both.tables) == (("a",), ("a", "b"))
     # of the first move also the copy of the table that stays counts
-    assert one.seconds < both.seconds < 2 * one.seconds + 1e-9
-    assert one.both_copies_bytes == 3 * (WEIGHTS + STATE), "a once and b twice, on rank 0"
+    assert single.seconds < both.seconds < 2 * single.seconds + 1e-9
+    assert single.both_copies_bytes == 3 * (WEIGHTS + STATE), "a once and b twice, on rank 0"
 
 
 def test_only_types_that_torchrec_reshards_move_in_place() -> None:
@@ -104,6 +106,6 @@ def test_both_copies_need_memory() -> None:
 
 
 def test_a_move_pays_back_only_where_it_gains() -> None:
-    found = Move(("t",), {}, 2.0, 0, True)
-    assert found.pays_back_after(10.0, 9.0) == 2000
-    assert found.pays_back_after(10.0, 10.0) is None
+    two_seconds = Move(("t",), {}, 2.0, 0, True)
+    assert two_seconds.pays_back_after(10.0, 9.0) == 2000
+    assert two_seconds.pays_back_after(10.0, 10.0) is None

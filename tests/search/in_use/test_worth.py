@@ -44,8 +44,8 @@ def test_nothing_moves_for_less_than_plans_that_tie_differ(gain: float, moves: b
     problem = large_tables(0)
     objective = objective_near(problem, PlanInUse(some_plan(problem, 0), horizon=ENDLESS))
     (staying,) = candidates_in_use(objective)
-    other = next(c for c in _renamed(objective, staying) if objective.fits(c.assignment))
-    faster = replace(other, iteration_ms=staying.iteration_ms * (1 - gain))
+    moved = next(c for c in _renamed(objective, staying) if objective.fits(c.assignment))
+    faster = replace(moved, iteration_ms=staying.iteration_ms * (1 - gain))
     best = prefer_worthwhile(objective, [faster], TOLERANCE)[0]
     assert (best.assignment != staying.assignment) is moves
 

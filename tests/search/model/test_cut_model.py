@@ -40,9 +40,11 @@ def setting() -> tuple[Objective, Surrogate, list[CycleCut]]:
     for option in objective.space.every_option:
         surrogate.shard_loads(option)
     rng = random.Random(0)
-    found = [critical_cut(objective, random_plan(objective, rng)) for _ in range(24)]
+    critical = [critical_cut(objective, random_plan(objective, rng)) for _ in range(24)]
     groups = frozenset(range(len(objective.scorer.groups)))
-    cuts = [cut for cut in found if cut is not None and cut.groups == groups and len(cut.segments)]
+    cuts = [
+        cut for cut in critical if cut is not None and cut.groups == groups and len(cut.segments)
+    ]
     assert len(cuts) > 1
     return objective, surrogate, [replace(cuts[0], groups=frozenset()), *cuts[1:3]]
 
@@ -65,9 +67,9 @@ def loads_by(surrogate: Surrogate) -> Callable[[Option], OptionLoads]:
 
 @pytest.mark.parametrize("proving", [False, True])
 @pytest.mark.parametrize("floor", [0.0, 0.5])
-@pytest.mark.parametrize(("kept", "free"), [(0, ()), (1, ()), (0, (0,)), (1, (1,))])
+@pytest.mark.parametrize(("fixed", "free"), [(0, ()), (1, ()), (0, (0,)), (1, (1,))])
 def test_the_least_time_is_that_of_the_best_plan(
-    proving: bool, floor: float, kept: int, free: tuple[int, ...]
+    proving: bool, floor: float, fixed: int, free: tuple[int, ...]
 ) -> None:
     """With the first table where it is, or free; floors are what a launch takes on a rank; whether
     the work of some ranks is told apart makes no difference."""
@@ -75,14 +77,14 @@ def test_the_least_time_is_that_of_the_best_plan(
     topology = objective.problem.topology
     cuts = [replace(c, floors=np.full_like(c.floors, floor)) for c in cuts]
     plans = list(every_plan(objective))
-    plans = [plan for plan in plans if plan[:kept] == plans[0][:kept]]
+    plans = [plan for plan in plans if plan[:fixed] == plans[0][:fixed]]
 
-    numbers = range(kept, len(objective.space.options))
+    numbers = range(fixed, len(objective.space.options))
     model = CutModel(
         topology,
         [objective.space.options[table] for table in numbers],
         loads_by(surrogate),
-        surrogate.loads_on_ranks(plans[0][:kept]),
+        surrogate.loads_on_ranks(plans[0][:fixed]),
         1e6,
         proving=proving,
         free=frozenset(free),
@@ -98,8 +100,8 @@ def test_the_least_time_is_that_of_the_best_plan(
     assert found_ms == pytest.approx(best_ms, abs=1e-3)
     if proving:
         assert found_ms <= best_ms
-    mine = model.read(solver)
-    assert time_under(cuts, surrogate, (*plans[0][:kept], *mine)) == pytest.approx(
+    moved = model.read(solver)
+    assert time_under(cuts, surrogate, (*plans[0][:fixed], *moved)) == pytest.approx(
         best_ms, abs=1e-3
     )
 
@@ -119,17 +121,17 @@ def test_slower_plans_than_asked_for_are_none() -> None:
         assert run(solver, model.model) == status
 
 
-@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("fixed", [0, 1])
 @pytest.mark.parametrize("constant", [0.0, -20.0])
-def test_a_plan_takes_what_the_cuts_say(kept: int, constant: float) -> None:
+def test_a_plan_takes_what_the_cuts_say(fixed: int, constant: float) -> None:
     """Whoever launches a group on a rank, it is launched once; a tangent may start below nothing,
     and its segment then takes longer than the plan."""
-    objective, surrogate, found = setting()
+    objective, surrogate, critical = setting()
     topology, rng = objective.problem.topology, random.Random(1)
-    cuts = [replace(c, constant=constant, floors=np.full_like(c.floors, 0.5)) for c in found]
+    cuts = [replace(c, constant=constant, floors=np.full_like(c.floors, 0.5)) for c in critical]
     for _ in range(12):
         plan = random_plan(objective, rng)
-        where = dict(plan[kept:])
+        where = dict(plan[fixed:])
 
         def only(option: Option, where: dict[Option, Ranks] = where) -> AllowedPlacements:
             return AllowedPlacements(tuple(((rank,),) for rank in where[option]), same_group=False)
@@ -139,10 +141,10 @@ def test_a_plan_takes_what_the_cuts_say(kept: int, constant: float) -> None:
             topology,
             [[option] for option in where],
             loads_by(surrogate),
-            surrogate.loads_on_ranks(plan[:kept]),
+            surrogate.loads_on_ranks(plan[:fixed]),
             expected + 1.0,
             legal=only,
-            numbers=range(kept, len(plan)),
+            numbers=range(fixed, len(plan)),
         )
         for cut in cuts:
             model.add_cut(cut)

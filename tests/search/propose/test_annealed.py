@@ -14,14 +14,14 @@ def test_where_no_set_makes_a_plan_known_plans_are_annealed() -> None:
     tables = [a_table(f"t{i}", 100_000, 64, 40.0 + i) for i in range(6)]
     tools = tools_of(a_problem(a_workload(*tables, batch_size=32768), hosts(2)), 0.2)
     objective = tools.objective
-    whole = [next(o for o in table if o.num_shards == 1) for table in objective.space.options]
-    crowded = tuple((option, (0,)) for option in whole)
-    known = Candidate(crowded, float(objective.score([crowded])[0]), "a baseline")
+    unsharded = [next(o for o in table if o.num_shards == 1) for table in objective.space.options]
+    crowded = tuple((option, (0,)) for option in unsharded)
+    baseline = Candidate(crowded, float(objective.score([crowded])[0]), "a baseline")
     alone = replace(tools, params=replace(tools.params, sets=0))
-    found = list(AnnealedPlans(alone).propose([known]))
-    for one in found:
-        assert_valid(objective, one.assignment)
-    assert min(c.iteration_ms for c in found) < known.iteration_ms
+    proposals = list(AnnealedPlans(alone).propose([baseline]))
+    for candidate in proposals:
+        assert_valid(objective, candidate.assignment)
+    assert min(c.iteration_ms for c in proposals) < baseline.iteration_ms
 
 
 def test_whole_exchanges_merge_as_long_as_that_is_faster() -> None:

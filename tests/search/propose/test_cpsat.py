@@ -31,8 +31,8 @@ def setting() -> tuple[Objective, Surrogate]:
 
 
 def all_on_the_first_rank(objective: Objective) -> Assignment:
-    whole = [next(o for o in t if o.num_shards == 1) for t in objective.space.options]
-    return tuple((option, (0,)) for option in whole)
+    unsharded = [next(o for o in t if o.num_shards == 1) for t in objective.space.options]
+    return tuple((option, (0,)) for option in unsharded)
 
 
 def test_it_ends_at_the_best_plan_where_all_ranks_are_free() -> None:
@@ -70,12 +70,12 @@ def test_no_more_tables_move_than_may() -> None:
 
 def test_it_ends_once_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     objective, surrogate = setting()
-    asked: list[Assignment] = []
+    calls: list[Assignment] = []
 
     def find(self: Neighbourhoods, base: Assignment, *_: object) -> tuple[None, float]:
-        asked.append(base)
+        calls.append(base)
         return None, 1.0
 
     monkeypatch.setattr(Neighbourhoods, "find", find)
     Neighbourhoods(objective, surrogate, 0).improve(all_on_the_first_rank(objective), 20.0)
-    assert len(asked) == 20
+    assert len(calls) == 20

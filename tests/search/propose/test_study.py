@@ -13,24 +13,24 @@ def a_study(seed: int = 0) -> Study:
 
 def test_best_first_and_scored_on_the_timeline() -> None:
     study = a_study()
-    found = study.run(8)
-    assert 1 <= len(found) <= 8
-    times = [ms for _, ms in found]
+    results = study.run(8)
+    assert 1 <= len(results) <= 8
+    times = [ms for _, ms in results]
     assert times == sorted(times)
-    for plan, ms in found:
+    for plan, ms in results:
         assert_valid(study.objective, plan)
         assert abs(float(study.objective.score([plan])[0]) - ms) <= 1e-9 * ms
 
 
 def test_it_stops_when_told() -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def after_two() -> bool:
-        asked.append(1)
-        return len(asked) == 2
+        calls.append(1)
+        return len(calls) == 2
 
     assert len(a_study().run(50, after_two)) <= 2
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
 def test_seeds_differ_after_the_first_trial() -> None:

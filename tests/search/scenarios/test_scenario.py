@@ -58,10 +58,10 @@ def test_one_pass_scores_what_each_scenarios_own_problem_does(seed: int) -> None
     objective, rng = Objective(problem, whole_space(problem)), random.Random(seed)
     plans = [random_plan(objective, rng) for _ in range(20)]
     scenarios = some_scenarios(problem)
-    assert sum(one.weight for one in scenarios) == pytest.approx(1)
+    assert sum(scenario.weight for scenario in scenarios) == pytest.approx(1)
     times = ScenarioScorer(objective, scenarios).score(plans)
-    for one, found in zip(scenarios, times.T, strict=True):
-        assert Objective(one.problem, objective.space).score(plans) == pytest.approx(found)
+    for scenario, scores in zip(scenarios, times.T, strict=True):
+        assert Objective(scenario.problem, objective.space).score(plans) == pytest.approx(scores)
     nominal = objective.score(plans)
     assert times[:, 0] == pytest.approx(nominal) == times[:, -1]
     assert (times[:, 1] >= times[:, 0] * (1 - 1e-9)).all()
@@ -76,15 +76,15 @@ def test_no_plan_is_below_the_bound_of_its_scenario(seed: int) -> None:
     plans = [random_plan(objective, rng) for _ in range(100)]
     scenarios = some_scenarios(problem)
     times = ScenarioScorer(objective, scenarios).score(plans)
-    for one, found in zip(scenarios, times.T, strict=True):
-        own = Objective(one.problem, objective.space)
-        bound = LowerBound(one.problem, own.space, own.scorer).solve(60)
-        assert 0 < bound <= found.min() * (1 + 1e-9), one.name
+    for scenario, scores in zip(scenarios, times.T, strict=True):
+        own = Objective(scenario.problem, objective.space)
+        bound = LowerBound(scenario.problem, own.space, own.scorer).solve(60)
+        assert 0 < bound <= scores.min() * (1 + 1e-9), scenario.name
 
 
 def test_draws_cover_every_group_evenly() -> None:
     problem = Problem(random_problem(0).workload, hosts(2), CPU)
-    drawn = [one.problem.errors for one in draw_scenarios(problem)]
+    drawn = [scenario.problem.errors for scenario in draw_scenarios(problem)]
     for group, size in (("gemm", CPU.gemm.rel_error), ("overheads", CPU.overheads.rel_error)):
         logs = np.sort([float(np.log(e.shared(group)[0])) for e in drawn if e is not None])
         assert len(logs) == 16
@@ -96,13 +96,15 @@ def test_draws_cover_every_group_evenly() -> None:
 def test_a_factor_on_a_link_reaches_its_collectives_alone() -> None:
     problem = random_problem(0)
     names = ("collectives.intra", "collectives.inter", "collectives", "gemm")
-    given = given_scenarios(problem, [GivenFactors(n, 0.25, {n: 2.0}) for n in names])
-    intra, inter, both, other = (one.problem.errors or no_errors() for one in given)
+    scenarios = given_scenarios(problem, [GivenFactors(n, 0.25, {n: 2.0}) for n in names])
+    intra, inter, both, unscaled = (
+        scenario.problem.errors or no_errors() for scenario in scenarios
+    )
     for errors, link, factor in (
         (intra, "collectives.intra", 2.0),
         (intra, "collectives.inter", 1.0),
         (inter, "collectives.inter", 2.0),
         (both, "collectives.intra", 2.0),
-        (other, "collectives.inter", 1.0),
+        (unscaled, "collectives.inter", 1.0),
     ):
         assert errors.op("collectives", "x", link) == factor

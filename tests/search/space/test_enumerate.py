@@ -93,8 +93,8 @@ def test_shards_tile_the_table(table: Table, topology: Topology, device: str) ->
             if h * w
         ]
         if option.sharding_type is T.DATA_PARALLEL:
-            whole = (0, table.num_embeddings, 0, table.embedding_dim)
-            assert boxes == [whole] * topology.world_size
+            table_box = (0, table.num_embeddings, 0, table.embedding_dim)
+            assert boxes == [table_box] * topology.world_size
             continue
         area = sum((r1 - r0) * (c1 - c0) for r0, r1, c0, c1 in boxes)
         assert area == table.num_embeddings * table.embedding_dim
@@ -114,14 +114,14 @@ def test_memory_adds_up_over_shards(table: Table, topology: Topology) -> None:
         fused = option.compute_kernel is ComputeKernel.FUSED
         if option.sharding_type is T.DATA_PARALLEL or not fused:
             continue
-        held = sum(m.hbm_bytes - m.io_bytes - m.optimizer_bytes for m in option.memory)
-        assert held == table.weight_bytes
+        weights = sum(m.hbm_bytes - m.io_bytes - m.optimizer_bytes for m in option.memory)
+        assert weights == table.weight_bytes
         again = shard_memory(
             table, workload, topology, option.sharding_type, option.compute_kernel, option.sizes
         )
         assert tuple(again) == option.memory
         if option.column_width == table.embedding_dim:
-            one = shard_memory(
+            unsharded = shard_memory(
                 table,
                 workload,
                 topology,
@@ -129,7 +129,7 @@ def test_memory_adds_up_over_shards(table: Table, topology: Topology) -> None:
                 option.compute_kernel,
                 [(table.num_embeddings, table.embedding_dim)],
             )
-            assert sum(m.optimizer_bytes for m in option.memory) == one[0].optimizer_bytes
+            assert sum(m.optimizer_bytes for m in option.memory) == unsharded[0].optimizer_bytes
 
 
 @given(tables, topologies)

@@ -35,10 +35,10 @@ def test_what_a_constraint_demands_stays() -> None:
 
 def test_rows_of_means_stay_whole_beside_a_table_that_has_no_rows_to_split() -> None:
     """TorchRec would divide the other table's sums, too (docs/decisions/0025-space.md)."""
-    whole = Constraints(sharding_types=(ShardingType.TABLE_WISE,))
+    table_wise = Constraints(sharding_types=(ShardingType.TABLE_WISE,))
     tables = [
         a_table("mean", 4_000, 64, pooling="mean"),
-        a_table("sum", 4_000, 64, constraints=whole),
+        a_table("sum", 4_000, 64, constraints=table_wise),
     ]
     means, _ = whole_space(a_problem(a_workload(*tables), hosts(2))).options
     assert means

@@ -21,8 +21,8 @@ from tests.search.problems import CPU, H100, a_table, a_workload, copying, hosts
 def planned(case: Case) -> tuple[ShardingPlan, float]:
     problem = case.problem()
     plan = some_plan(problem, 0)
-    found = predict(problem.workload, problem.topology, problem.hardware, plan)
-    return plan, found.iteration_ms
+    prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
+    return plan, prediction.iteration_ms
 
 
 def sequences(profile: HardwareProfile) -> Case:
@@ -35,17 +35,17 @@ def sequences(profile: HardwareProfile) -> Case:
 
 
 def check_times(case: Case, advised: Advised, plan: ShardingPlan) -> None:
-    for one in (*advised.advice, *filter(None, [advised.together])):
-        problem = one.case.problem()
-        again = predict(problem.workload, problem.topology, problem.hardware, one.plan)
-        assert one.iteration_ms == pytest.approx(again.iteration_ms)
-        per_sample = one.iteration_ms / problem.workload.batch_size
-        assert one.gain > 0
-        assert one.same_plan == (one.plan == plan)
+    for advice in (*advised.advice, *filter(None, [advised.together])):
+        problem = advice.case.problem()
+        again = predict(problem.workload, problem.topology, problem.hardware, advice.plan)
+        assert advice.iteration_ms == pytest.approx(again.iteration_ms)
+        per_sample = advice.iteration_ms / problem.workload.batch_size
+        assert advice.gain > 0
+        assert advice.same_plan == (advice.plan == plan)
         before = predict(
             case.problem().workload, case.problem().topology, case.hardware, plan
         ).iteration_ms
-        assert one.gain == pytest.approx(1 - per_sample / (before / case.workload.batch_size))
+        assert advice.gain == pytest.approx(1 - per_sample / (before / case.workload.batch_size))
 
 
 def test_dedup_of_a_hot_sequence_is_the_first_advice() -> None:
@@ -89,10 +89,10 @@ def test_what_does_not_fit_is_no_advice() -> None:
     used = max(case.problem().hardware.hbm_bytes, 1)
     small = replace(case, installed=hosts(4, 2, hbm=used // 14))
     advised = Advisor(small, *planned(small)).advise()
-    for one in advised.advice:
-        problem = one.case.problem()
-        found = predict(problem.workload, problem.topology, problem.hardware, one.plan)
-        assert all(rank.fits for rank in found.memory)
+    for advice in advised.advice:
+        problem = advice.case.problem()
+        prediction = predict(problem.workload, problem.topology, problem.hardware, advice.plan)
+        assert all(rank.fits for rank in prediction.memory)
     assert plan.world_size == 4
     assert ms > 0
 
@@ -140,13 +140,13 @@ def test_the_list_of_advice_does_not_depend_on_the_time_left() -> None:
     case = sequences(copying(H100))
     plan, ms = planned(case)
     in_time = Advisor(case, plan, ms, effort=0.1).advise()
-    late = Advisor(case, plan, ms, effort=0.1, late=lambda: True).advise()
+    out_of_time = Advisor(case, plan, ms, effort=0.1, late=lambda: True).advise()
 
     def listed(advised: Advised) -> list[tuple[list[str], float, ShardingPlan]]:
         return [([step.label for step in a.steps], a.gain, a.plan) for a in advised.advice]
 
-    assert listed(late) == listed(in_time)
-    assert (late.tried, late.not_tried) == (in_time.tried, in_time.not_tried)
+    assert listed(out_of_time) == listed(in_time)
+    assert (out_of_time.tried, out_of_time.not_tried) == (in_time.tried, in_time.not_tried)
 
 
 def test_without_effort_steps_are_priced_at_the_plan_alone() -> None:
@@ -164,10 +164,12 @@ def test_settings_without_a_price_are_named_with_the_reason(
     case = sequences(copying(H100))
     plan, ms = planned(case)
     monkeypatch.setattr("search.tune.advice.ALWAYS_PRICED", 0)
-    late = Advisor(case, plan, ms, late=lambda: True)
-    advised = late.advise()
+    out_of_time = Advisor(case, plan, ms, late=lambda: True)
+    advised = out_of_time.advise()
     assert advised.tried == 0
-    assert {one.name for one in advised.not_tried} >= {step.label for step in late.steps()}
+    assert {skipped.name for skipped in advised.not_tried} >= {
+        step.label for step in out_of_time.steps()
+    }
     on_cpus = Advisor(replace(case, hardware=CPU), *planned(replace(case, hardware=CPU))).advise()
-    assert "index_dedup" in {one.name for one in on_cpus.not_tried}
-    assert all(one.why for one in on_cpus.not_tried)
+    assert "index_dedup" in {skipped.name for skipped in on_cpus.not_tried}
+    assert all(skipped.why for skipped in on_cpus.not_tried)

@@ -36,12 +36,12 @@ def turned(case: Case, **setting: Any) -> Case:
 def test_every_knob_has_values_by_default_and_the_case_is_among_them() -> None:
     sequence = a_table("t2", pooling="none", module="ec")
     case = a_case(tables=(a_table("t0"), a_table("t1", dim=128), sequence))
-    able = [knob for knob in PARAMETERS.values() if not knob.refusal(case)]
-    assert PARAMETERS.keys() - {knob.name for knob in able} == {
+    offered = [knob for knob in PARAMETERS.values() if not knob.refusal(case)]
+    assert PARAMETERS.keys() - {knob.name for knob in offered} == {
         *("balance_batches", "id_order", "pairs")
     }
-    grid = grid_of(case, dict.fromkeys(knob.user_name or knob.name for knob in able))
-    assert set(grid.values) == {knob.name for knob in able}
+    grid = grid_of(case, dict.fromkeys(knob.user_name or knob.name for knob in offered))
+    assert set(grid.values) == {knob.name for knob in offered}
     first = grid.nearest(case)
     assert changes(case, first) == {}
     assert apply_setting(case, first) == case
@@ -85,19 +85,19 @@ def test_hosts_are_like_those_given_and_memory_scales_after() -> None:
 def test_groups_divide_the_ranks() -> None:
     case = a_case(12, 4)
     assert grid_of(case, {"groups": None}).values["groups"] == (3, 6, 12)
-    given = a_case(8, 4, replica_groups=ReplicaGroups(4, 5, use_inter_host_allreduce=True))
-    after = turned(given, groups=2)
+    two_groups = a_case(8, 4, replica_groups=ReplicaGroups(4, 5, use_inter_host_allreduce=True))
+    after = turned(two_groups, groups=2)
     assert after.workload.replica_groups == ReplicaGroups(2, 5, use_inter_host_allreduce=True)
     assert after.problem().topology.world_size == 2
     with pytest.raises(InputError, match=r"groups cannot be 5: .* does not divide 8 ranks"):
-        grid_of(given, {"groups": (5,)})
+        grid_of(two_groups, {"groups": (5,)})
     parts = ReplicaGroups(4, sharding_strategy=FULLY_SHARDED)
     with pytest.raises(InputError, match=r"sync_interval .*fully_sharded"):
         grid_of(a_case(8, 4, replica_groups=parts), {"sync_interval": (5,)})
-    wider = turned(given, groups=8, hosts=4).problem().topology
+    wider = turned(two_groups, groups=8, hosts=4).problem().topology
     assert (wider.world_size, wider.whole.world_size) == (8, 16)
     with pytest.raises(InfeasibleError, match="does not divide 12 ranks"):
-        turned(given, groups=8, hosts=3).problem()
+        turned(two_groups, groups=8, hosts=3).problem()
 
 
 def test_a_domain_that_joins_hosts_grows_with_them() -> None:
@@ -181,8 +181,8 @@ def test_unequal_ranks_and_cpus() -> None:
 
 def test_groups_are_tried_with_copies_that_meet_rarely_where_there_are_none() -> None:
     def tried(case: Case) -> set[ReplicaGroups | None]:
-        found = [step for step in steps(case) if step.name == "replica_groups"]
-        return {step.turn(case).workload.replica_groups for step in found}
+        of_groups = [step for step in steps(case) if step.name == "replica_groups"]
+        return {step.turn(case).workload.replica_groups for step in of_groups}
 
     assert tried(a_case(8, 4)) == {ReplicaGroups(4), ReplicaGroups(4, RARELY)}
     assert tried(a_case(8, 4, replica_groups=ReplicaGroups(8, 5))) == {ReplicaGroups(4, 5)}

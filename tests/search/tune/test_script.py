@@ -64,9 +64,9 @@ def test_idle_threads_cost_the_host_what_was_measured() -> None:
 
 def test_the_check_of_ids_says_what_it_takes() -> None:
     case = Case(a_workload(a_table()), hosts(2), H100)
-    found = step(case, "bounds_check_mode")
-    assert found.costs
-    assert found.turn(case).hardware.embedding.bounds_ns == 0.0
+    advice = step(case, "bounds_check_mode")
+    assert advice.costs
+    assert advice.turn(case).hardware.embedding.bounds_ns == 0.0
 
 
 def test_ranks_on_cpus_have_neither() -> None:
@@ -80,12 +80,12 @@ def test_pairs_by_gather_or_not_at_all_save_what_was_measured(how: str) -> None:
     turned = step(case, "dense.pairs", how).turn(case)
     assert turned.workload.dlrm.pairs == how
 
-    def busy(of: Case) -> float:
-        fast = of.hardware.overheads.model_copy(
+    def busy(a_case: Case) -> float:
+        fast = a_case.hardware.overheads.model_copy(
             update={"op_us": 0.0, "layer_op_us": 0.0, "iteration_us": 0.0, "batch_us": 0.0}
         )
         return iteration_ms(
-            replace(of, hardware=of.hardware.model_copy(update={"overheads": fast}))
+            replace(a_case, hardware=a_case.hardware.model_copy(update={"overheads": fast}))
         )
 
     assert busy(turned) / busy(case) == pytest.approx(0.73, abs=0.06)

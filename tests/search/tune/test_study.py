@@ -54,9 +54,9 @@ def settings(trials: tuple[Trial, ...]) -> list[tuple[tuple[str, Value], ...]]:
 
 
 def test_each_setting_is_tried_once_and_the_first_is_the_case_as_given(tried: Any) -> None:
-    found = settings(tried(GRID, 0, 99))
-    assert found[0] == (("batch_size", 32), ("pipeline", "base"))
-    assert len(set(found)) == len(found) == GRID.size
+    in_order = settings(tried(GRID, 0, 99))
+    assert in_order[0] == (("batch_size", 32), ("pipeline", "base"))
+    assert len(set(in_order)) == len(in_order) == GRID.size
 
 
 def test_the_seed_decides(tried: Any) -> None:
@@ -68,8 +68,8 @@ def test_a_larger_grid_is_learnt(tried: Any) -> None:
     """The study approaches the best corner of 64 x 64 settings, and does not meet it by chance."""
     grid = Grid({"batch_size": tuple(range(1, 65)), "bucket": tuple(map(float, range(1, 65)))})
     ms = [trial.iteration_ms or math.nan for trial in tried(grid, 0, 60, 1)]
-    early, late = ([x for x in part if x == x] for part in (ms[1:16], ms[-15:]))
-    assert sum(late) / len(late) < 0.6 * sum(early) / len(early)
+    first, last = ([x for x in part if x == x] for part in (ms[1:16], ms[-15:]))
+    assert sum(last) / len(last) < 0.6 * sum(first) / len(first)
 
 
 def test_settings_and_parameters_are_inverse() -> None:
@@ -93,7 +93,7 @@ def test_settings_and_parameters_are_inverse() -> None:
 )
 def test_a_damaged_trial_is_named(damage: dict[str, Any]) -> None:
     plan = ShardingPlan(tables={}, world_size=1, local_world_size=1)
-    whole = {
+    undamaged = {
         "state": "searched",
         "values": [1.0],
         "iteration_ms": 1.0,
@@ -104,6 +104,6 @@ def test_a_damaged_trial_is_named(damage: dict[str, Any]) -> None:
     def trial(outcome: dict[str, Any]) -> FrozenTrial:
         return optuna.trial.create_trial(values=[1.0], user_attrs={OUTCOME: outcome})
 
-    assert read_trial(GRID, 1, trial(whole)).plan == plan
+    assert read_trial(GRID, 1, trial(undamaged)).plan == plan
     with pytest.raises(InputError, match="trial -1 of the study is damaged"):
-        read_trial(GRID, 1, trial({**whole, **damage}))
+        read_trial(GRID, 1, trial({**undamaged, **damage}))

@@ -67,33 +67,33 @@ def small(**more: Any) -> Case:
 @pytest.mark.slow
 def test_all_settings_are_tried_once_and_the_first_is_the_case_as_given() -> None:
     tuning = a_study(small(), {"batch_size": BATCHES, "pipeline": LOOPS}, trials=99)
-    found = tuning.run()
-    assert found.stopped_by == "exhausted"
-    assert len({tuple(t.setting.items()) for t in found.trials}) == len(found.trials) == 12
-    assert changes(tuning.case, found.trials[0].setting) == {}
-    searched = [t.values for t in found.trials if t.values is not None]
-    assert found.best.values == min(searched)
-    assert found.best.setting["batch_size"] == 8192  # launches are shared by more samples
+    result = tuning.run()
+    assert result.stopped_by == "exhausted"
+    assert len({tuple(t.setting.items()) for t in result.trials}) == len(result.trials) == 12
+    assert changes(tuning.case, result.trials[0].setting) == {}
+    searched = [t.values for t in result.trials if t.values is not None]
+    assert result.best.values == min(searched)
+    assert result.best.setting["batch_size"] == 8192  # launches are shared by more samples
 
 
 @pytest.mark.slow
 def test_the_same_seed_tries_the_same_settings_with_the_same_outcome() -> None:
     knobs = {"batch_size": None, "qcomm": None, "bucket": None}
-    first, again, other = (a_study(small(), knobs, trials=4, seed=s).run() for s in (3, 3, 4))
+    first, again, of_seed_4 = (a_study(small(), knobs, trials=4, seed=s).run() for s in (3, 3, 4))
     assert first == again
-    assert [t.setting for t in first.trials] != [t.setting for t in other.trials]
+    assert [t.setting for t in first.trials] != [t.setting for t in of_seed_4.trials]
 
 
 @pytest.mark.slow
 def test_a_study_on_a_journal_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
-    broken, whole = str(tmp_path / "a.journal"), str(tmp_path / "b.log")
+    broken, unbroken = str(tmp_path / "a.journal"), str(tmp_path / "b.log")
     for trials in (2, 5):
-        found = a_tuning(broken, "s", trials).run()
-    other = a_tuning(whole, "s", 5)
-    assert found == other.run()
-    assert len(found.trials) == 5
-    study = new_study(other.grid, other.goals, 0, {})
-    assert found == Tuning(other.case, other.grid, other.goals, other.budget, study).run()
+        result = a_tuning(broken, "s", trials).run()
+    tuning = a_tuning(unbroken, "s", 5)
+    assert result == tuning.run()
+    assert len(result.trials) == 5
+    study = new_study(tuning.grid, tuning.goals, 0, {})
+    assert result == Tuning(tuning.case, tuning.grid, tuning.goals, tuning.budget, study).run()
 
 
 # --- what the bound rules out ------------------------------------------------------------------
@@ -127,11 +127,11 @@ def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -
     grid = grid_of(case, {"batch_size": (128, 1024, 4096), "pipeline": ("base", "sparse_dist")})
     budget = Budget(99, effort=0.002)
     try:
-        found = Tuning(case, grid, goals, budget, new_study(grid, goals, 0, {})).run()
+        result = Tuning(case, grid, goals, budget, new_study(grid, goals, 0, {})).run()
     except InfeasibleError:
         pytest.skip("nothing fits")
-    known = [t.values for t in found.trials if t.values is not None]
-    for trial in found.trials:
+    measured = [t.values for t in result.trials if t.values is not None]
+    for trial in result.trials:
         problem = turned(case, trial.setting).problem()
         if trial.state == "infeasible":
             objective, _ = objective_of(problem, whole_space(problem))
@@ -142,7 +142,7 @@ def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -
             assert covers(tuple(b * (1 - 1e-9) for b in trial.bound), values)
             if trial.state == "ruled out":
                 nearly = tuple(x * (1 + WORTH) * (1 + 1e-9) for x in values)
-                assert any(covers(v, nearly) for v in known)
+                assert any(covers(v, nearly) for v in measured)
 
 
 def every_value(problem: Any, goals: Sequence[Any]) -> list[tuple[float, ...]]:
@@ -156,20 +156,20 @@ def every_value(problem: Any, goals: Sequence[Any]) -> list[tuple[float, ...]]:
 
 
 def test_settings_are_ruled_out_without_a_search() -> None:
-    found = a_study(small(batch_size=8192), {"batch_size": (16, 32, 8192)}, trials=9).run()
-    states = {t.setting["batch_size"]: t.state for t in found.trials}
+    result = a_study(small(batch_size=8192), {"batch_size": (16, 32, 8192)}, trials=9).run()
+    states = {t.setting["batch_size"]: t.state for t in result.trials}
     assert states == {8192: "searched", 16: "ruled out", 32: "ruled out"}
 
 
 def test_settings_that_the_prediction_cannot_tell_apart_are_searched_once() -> None:
     tuning = a_study(small(), {"qcomm": ("bf16", "fp16")}, trials=9)
-    found = tuning.run()
-    assert len({t.values for t in found.trials}) == 1
-    assert len(found.trials) == 4
-    assert [t.evaluations > 0 for t in found.trials] == [True, False, False, False]
-    assert {t.state for t in found.trials} == {"searched"}
-    problems = [turned(tuning.case, t.setting).problem() for t in found.trials]
-    plan = found.best.plan
+    result = tuning.run()
+    assert len({t.values for t in result.trials}) == 1
+    assert len(result.trials) == 4
+    assert [t.evaluations > 0 for t in result.trials] == [True, False, False, False]
+    assert {t.state for t in result.trials} == {"searched"}
+    problems = [turned(tuning.case, t.setting).problem() for t in result.trials]
+    plan = result.best.plan
     assert plan is not None
     times = {predict(p.workload, p.topology, p.hardware, plan).iteration_ms for p in problems}
     assert len(times) == 1
@@ -200,8 +200,10 @@ def test_a_plan_is_carried_over_where_it_fits() -> None:
     objective, _ = objective_of(case.problem())
     rng = random.Random(0)
     plan = next(p for p in iter(lambda: any_plan(objective, rng), None) if objective.fits(p))
-    other, _ = objective_of(replace(case, workload=case.workload.with_batch_size(99)).problem())
-    again = other.assignment_of(objective.sharding_plan(plan))
+    of_99_samples, _ = objective_of(
+        replace(case, workload=case.workload.with_batch_size(99)).problem()
+    )
+    again = of_99_samples.assignment_of(objective.sharding_plan(plan))
     assert again is not None
     assert [ranks for _, ranks in again] == [ranks for _, ranks in plan]
     assert [o.label for o, _ in again] == [o.label for o, _ in plan]
@@ -223,9 +225,9 @@ def test_a_search_is_no_worse_than_the_plan_it_starts_from() -> None:
 @pytest.mark.slow
 def test_the_last_search_is_no_worse_than_the_trial() -> None:
     tuning = a_study(small(), {"batch_size": None})
-    found = tuning.run()
-    (member,), interrupted = tuning.finish(found)
-    assert (interrupted, member.values <= (found.best.values or ())) == (False, True)
+    result = tuning.run()
+    (member,), interrupted = tuning.finish(result)
+    assert (interrupted, member.values <= (result.best.values or ())) == (False, True)
 
 
 @pytest.mark.slow
@@ -276,10 +278,10 @@ def test_a_study_of_something_else_is_refused_with_what_differs(tmp_path: Path) 
     grid = grid_of(there.case, {"batch_size": (16, 32)})
     with pytest.raises(InputError) as error:
         new_study(grid, there.goals, 7, {}, name="s", shared=there.shared)
-    said = str(error.value)
-    assert "[1024, 2048, 4096, 8192, 16384] there, [16, 32] here" in said
-    assert "seed is 0 there, 7 here" in said
-    assert "objectives" not in said
+    message = str(error.value)
+    assert "[1024, 2048, 4096, 8192, 16384] there, [16, 32] here" in message
+    assert "seed is 0 there, 7 here" in message
+    assert "objectives" not in message
 
 
 @pytest.mark.slow
@@ -289,29 +291,29 @@ def test_ctrl_c_keeps_what_is_known_and_leaves_the_trial_to_others(
     tuning, count = a_tuning(str(tmp_path / "a.journal"), "s", 3), 0
     real = tune.try_setting
 
-    def interrupted(*given: Any) -> Any:
+    def interrupted(*arguments: Any) -> Any:
         nonlocal count
         count += 1
         if count == 2:
             raise KeyboardInterrupt
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(tune, "try_setting", interrupted)
-    found = tuning.run()
-    assert found.stopped_by == "interrupted"
-    assert [t.state for t in found.trials][1:] == ["failed"]
-    assert found.best.plan is not None
-    members, stopped = tuning.finish(found)
+    result = tuning.run()
+    assert result.stopped_by == "interrupted"
+    assert [t.state for t in result.trials][1:] == ["failed"]
+    assert result.best.plan is not None
+    members, stopped = tuning.finish(result)
     assert all(member.result.evaluations > 0 for member in members)
     assert stopped
-    assert members[0].result.best.plan == found.best.plan
+    assert members[0].result.best.plan == result.best.plan
     assert members[0].result.stopped_by == "interrupted"
     again = a_tuning(str(tmp_path / "a.journal"), "s", 3).run()
     assert again.stopped_by == "trials"
     assert [t.state == "failed" for t in again.trials] == [n == 1 for n in range(4)]
-    whole = a_tuning(str(tmp_path / "b.journal"), "s", 3).run()
+    uninterrupted = a_tuning(str(tmp_path / "b.journal"), "s", 3).run()
     tried = [t for t in again.trials if t.state != "failed"]
-    assert list(whole.trials) == [replace(t, number=n) for n, t in enumerate(tried)]
+    assert list(uninterrupted.trials) == [replace(t, number=n) for n, t in enumerate(tried)]
 
 
 @pytest.mark.slow
@@ -321,17 +323,17 @@ def test_a_trial_that_counted_as_dead_is_let_go(
     """Its worker was held up so long that another one failed it."""
     tuning, real, count = a_tuning(f"sqlite:///{tmp_path}/a.db", "s", 3), tune.try_setting, 0
 
-    def held_up(*given: Any) -> Any:
+    def held_up(*arguments: Any) -> Any:
         nonlocal count
         count += 1
         if count == 2:
             running = tuning.study.get_trials()[-1]
             assert tuning.shared is not None
             tuning.shared.storage.set_trial_state_values(running._trial_id, TrialState.FAIL)
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(tune, "try_setting", held_up)
-    found = tuning.run()
-    assert found.stopped_by == "trials"
-    assert [t.state == "failed" for t in found.trials] == [False, True, False, False]
-    assert found.trials[2].setting == found.trials[1].setting
+    result = tuning.run()
+    assert result.stopped_by == "trials"
+    assert [t.state == "failed" for t in result.trials] == [False, True, False, False]
+    assert result.trials[2].setting == result.trials[1].setting

@@ -94,8 +94,8 @@ def test_a_killed_worker_on_a_database(tmp_path: Path) -> None:
 def test_any_worker_can_read_the_best_plan(tmp_path: Path, where: str) -> None:
     """And a study that has all of its trials is not searched again."""
     storage = f"sqlite:///{tmp_path}/s.db" if where == "sqlite" else str(tmp_path / where)
-    found = a_tuning(storage, "best", 3).run()
-    theirs = a_tuning(storage, "best", 3).run()
-    assert found.best == theirs.best
-    assert found.best.plan is not None
-    assert [t.number for t in theirs.trials] == [t.number for t in found.trials]
+    first = a_tuning(storage, "best", 3).run()
+    second = a_tuning(storage, "best", 3).run()
+    assert first.best == second.best
+    assert first.best.plan is not None
+    assert [t.number for t in second.trials] == [t.number for t in first.trials]

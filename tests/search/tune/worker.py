@@ -33,8 +33,8 @@ def a_tuning(storage: str, study: str, trials: int) -> Tuning:
     case, goals = a_case(), [GOALS["time"]]
     grid = grid_of(case, {"batch_size": None, "qcomm": None, "pipeline": ("base", "sparse_dist")})
     shared = open_storage(storage)
-    made = new_study(grid, goals, 0, {}, name=study, shared=shared)
-    return Tuning(case, grid, goals, Budget(trials, effort=0.002), made, shared)
+    shared_study = new_study(grid, goals, 0, {}, name=study, shared=shared)
+    return Tuning(case, grid, goals, Budget(trials, effort=0.002), shared_study, shared)
 
 
 def main() -> None:
@@ -42,13 +42,13 @@ def main() -> None:
     module.HEARTBEAT_S, module.STALE_S = 1, 3
     real, count = tune.try_setting, 0
 
-    def hanging(*given: Any) -> Any:
+    def hanging(*arguments: Any) -> Any:
         nonlocal count
         if count == int(hangs_at):
             print("hangs", flush=True)
             time.sleep(600)
         count += 1
-        return real(*given)
+        return real(*arguments)
 
     tune.try_setting = hanging
     print(a_tuning(storage, study, int(trials)).run().stopped_by, flush=True)
