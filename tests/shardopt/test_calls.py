@@ -36,24 +36,24 @@ def test_a_module_is_captured_at_the_lengths_of_its_data(tmp_path: Path) -> None
     (feature,) = workload.tables[0].features
     assert feature.pooling_factor == 7.0
     assert type(feature.distribution).__name__.startswith("Empirical")
-    found = shardopt.plan(module, gpus=2, stats=stats, **QUICK)
-    found.save(tmp_path / "plan.json")
+    answer = shardopt.plan(module, gpus=2, stats=stats, **QUICK)
+    answer.save(tmp_path / "plan.json")
     assert "model" not in shardopt.load_plan(tmp_path / "plan.json").meta["made_by"]["settings"]
-    for one in found.to_dict()["deciding"]:
-        assert re.fullmatch(r"shardopt calibrate( --[a-z]+ [a-z]+)*", one["command"])
+    for deciding in answer.to_dict()["deciding"]:
+        assert re.fullmatch(r"shardopt calibrate( --[a-z]+ [a-z]+)*", deciding["command"])
     direct = shardopt.plan(path, gpus=2, **QUICK)
-    assert found.iteration_ms == pytest.approx(direct.iteration_ms)
+    assert answer.iteration_ms == pytest.approx(direct.iteration_ms)
 
 
 def test_statistics_take_the_place_of_a_files_own(tmp_path: Path) -> None:
     path = tmp_path / "model.yaml"
     shardopt.to_yaml(Model(bag("a")), path, batch_size=512, default_pooling_factor=1.0)
     stats = write_window(tmp_path / "data.npz", 70.0, names=("a_f0",), rows=10_000)
-    one, many = (
+    single, many = (
         shardopt.plan(path, gpus=2, stats=s, **QUICK | {"batch_size": 65_536}) for s in ((), stats)
     )
     assert many.setting.workload.tables[0].features[0].pooling_factor == 70.0
-    assert many.iteration_ms > one.iteration_ms
+    assert many.iteration_ms > single.iteration_ms
     again = shardopt.predict(path, many, stats=stats, batch_size=65_536)
     assert again.iteration_ms == pytest.approx(many.iteration_ms)
 
@@ -72,29 +72,29 @@ def test_bad_input_is_told_by_name(tmp_path: Path) -> None:
 
 def test_an_answer_and_a_plan_of_torchrec_can_be_printed_and_kept(tmp_path: Path) -> None:
     module, capture = Model(bag("a")), {"default_pooling_factor": 1.0}
-    found = shardopt.plan(module, gpus=2, capture=capture, **QUICK)
-    assert f"{found.iteration_ms:.3f} ms" in repr(found)
-    assert found.rows[0]["found_by"] in str(found)
-    assert len(str(found).splitlines()) == 1 + len(found.rows)
-    theirs = found.plan.to_torchrec(module, device="cuda")
+    answer = shardopt.plan(module, gpus=2, capture=capture, **QUICK)
+    assert f"{answer.iteration_ms:.3f} ms" in repr(answer)
+    assert answer.rows[0]["found_by"] in str(answer)
+    assert len(str(answer).splitlines()) == 1 + len(answer.rows)
+    torchrec_plan = answer.plan.to_torchrec(module, device="cuda")
     with pytest.raises(InputError, match="from_torchrec"):
-        shardopt.predict(module, theirs, batch_size=512, capture=capture)
+        shardopt.predict(module, torchrec_plan, batch_size=512, capture=capture)
     with pytest.raises(InputError, match="from_torchrec"):
-        shardopt.predict(module, str(theirs), batch_size=512, capture=capture)
-    ours = shardopt.from_torchrec(theirs, module, world_size=2)
+        shardopt.predict(module, str(torchrec_plan), batch_size=512, capture=capture)
+    ours = shardopt.from_torchrec(torchrec_plan, module, world_size=2)
     shardopt.save_plan(ours, tmp_path / "plan.json")
     again = shardopt.load_plan(tmp_path / "plan.json")
-    assert again.tables == found.plan.tables
+    assert again.tables == answer.plan.tables
 
 
 def test_an_explanation_has_the_advice_and_the_bound_of_the_plan(tmp_path: Path) -> None:
     path = tmp_path / "model.yaml"
     path.write_text(MODEL)
     options = {"effort": 0.005, "scenarios": "none", "cache": False}
-    found = shardopt.plan(path, gpus=2, **options)
-    told = shardopt.explain(path, found).to_dict()
-    assert told["advice"]
-    assert [one["name"] for one in told["advice"]] == [
-        one["name"] for one in found.to_dict()["advice"]
+    answer = shardopt.plan(path, gpus=2, **options)
+    explanation = shardopt.explain(path, answer).to_dict()
+    assert explanation["advice"]
+    assert [advice["name"] for advice in explanation["advice"]] == [
+        advice["name"] for advice in answer.to_dict()["advice"]
     ]
-    assert told["lower_bound_ms"] == found.to_dict()["lower_bound_ms"] > 0
+    assert explanation["lower_bound_ms"] == answer.to_dict()["lower_bound_ms"] > 0

@@ -96,8 +96,8 @@ def test_a_reader_that_has_left_is_a_broken_pipe() -> None:
 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    path, others = tmp_path / "plan.json", [".plan.json.bak_2024", ".other.json.x.shardopt-tmp"]
-    for name in others:
+    path, untouched = tmp_path / "plan.json", [".plan.json.bak_2024", ".other.json.x.shardopt-tmp"]
+    for name in untouched:
         (tmp_path / name).write_text("kept")
     code = (
         "import sys, time\nfrom shardopt.files import atomic_open\n"
@@ -113,7 +113,7 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -
         writer.kill()
     atomic_write_text(path, "again")
     assert path.read_text() == "again"
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, *others])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, *untouched])
 
 
 def test_missing_directory_and_directory_as_file(tmp_path: Path) -> None:

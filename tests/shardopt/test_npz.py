@@ -23,10 +23,10 @@ ARRAYS = {
 
 def test_arrays_come_back(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", **ARRAYS)
-    found = load_arrays(tmp_path / "a.npz", 1000)
-    assert found.keys() == ARRAYS.keys()
+    loaded = load_arrays(tmp_path / "a.npz", 1000)
+    assert loaded.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(loaded[name], array)
 
 
 def test_a_file_that_unpacks_to_more_than_it_may_is_not_unpacked(tmp_path: Path) -> None:

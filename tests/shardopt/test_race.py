@@ -67,8 +67,8 @@ def test_the_fastest_plan_is_hardly_ever_dropped() -> None:
 
 
 def test_equal_plans_stay() -> None:
-    kept = [not run(seed, dict.fromkeys("abcd", 50.0)).dropped for seed in range(100)]
-    assert statistics.fmean(kept) >= 0.95
+    all_stay = [not run(seed, dict.fromkeys("abcd", 50.0)).dropped for seed in range(100)]
+    assert statistics.fmean(all_stay) >= 0.95
 
 
 def test_a_gain_and_its_interval_hold_the_truth() -> None:
@@ -88,21 +88,21 @@ def test_the_plan_of_torchrec_stays_and_the_race_ends_without_it() -> None:
     race = run(0, {"a": 50.0, TORCHREC: 80.0, "b": 70.0})
     assert race.dropped == {"b": 15}
     assert race.sessions == 1  # the best is told apart
-    found = race.confirmation()
-    assert found.gain is not None
-    assert found.gain[0] == pytest.approx(0.375, abs=0.03)
+    confirmation = race.confirmation()
+    assert confirmation.gain is not None
+    assert confirmation.gain[0] == pytest.approx(0.375, abs=0.03)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_answer_never_measured_slower_than_torchrecs(seed: int) -> None:
     race = race_of(["a", "b", TORCHREC])
     run_race(race, Played(dict.fromkeys(["a", "b", TORCHREC], 50.0), seed, noise=0.2), 180.0)
-    found = race.confirmation()
-    times = {one.name: one.median_ms for one in found.plans}
-    assert found.best.median_ms is not None
-    assert found.best.median_ms <= (times[TORCHREC] or 0)
-    assert found.gain is not None
-    assert found.gain[0] >= 0
+    confirmation = race.confirmation()
+    times = {plan.name: plan.median_ms for plan in confirmation.plans}
+    assert confirmation.best.median_ms is not None
+    assert confirmation.best.median_ms <= (times[TORCHREC] or 0)
+    assert confirmation.gain is not None
+    assert confirmation.gain[0] >= 0
 
 
 def test_the_gain_of_a_chosen_plan_is_not_flattered_by_the_choice() -> None:
@@ -134,8 +134,8 @@ def test_a_plan_that_loses_the_final_rounds_is_not_the_answer() -> None:
     for i in range(8):
         race.add((1, i), {"a": 49.0, TORCHREC: 50.0})
     run_final(race, Played({"a": 55.0, TORCHREC: 50.0}), 60.0)
-    found = race.confirmation()
-    assert (found.best.name, found.gain) == (TORCHREC, (0.0, 0.0, 0.0))
+    confirmation = race.confirmation()
+    assert (confirmation.best.name, confirmation.gain) == (TORCHREC, (0.0, 0.0, 0.0))
 
 
 def test_a_lucky_plan_of_few_rounds_is_chosen_only_where_no_known_one_is_faster() -> None:
@@ -164,9 +164,9 @@ def test_a_plan_under_two_names_runs_once() -> None:
     names = race.enter({"plan 1": Entrant("same", "search"), TORCHREC: Entrant("same", "theirs")})
     assert names == {"plan 1": "plan 1", TORCHREC: "plan 1"}
     race.add((1, 0), {"plan 1": 3.0})
-    found = race.confirmation()
-    assert [(p.name, p.found_by) for p in found.plans] == [("plan 1", "search, theirs")]
-    assert found.gain == (0.0, 0.0, 0.0)
+    confirmation = race.confirmation()
+    assert [(p.name, p.found_by) for p in confirmation.plans] == [("plan 1", "search, theirs")]
+    assert confirmation.gain == (0.0, 0.0, 0.0)
 
 
 def test_each_plan_is_built_in_every_place() -> None:
