@@ -127,6 +127,11 @@ class SearchParams:
         """Return the annealing proposals of a problem with so many tables."""
         return min(self.most_moves, max(self.least_moves, self.moves * tables))
 
+    def part_of(self, tables: int, ranks: int) -> float:
+        """Return the part of the work among ties and over scenarios that is done: all of it, less
+        where scoring a plan is slow."""
+        return min(1.0, self.large / (tables * ranks))
+
     def window_of(self, tables: int) -> float:
         """Return the largest reduced cost of a kept option, as a fraction of the bound."""
         return min(self.most_window, max(self.least_window, self.window / tables))

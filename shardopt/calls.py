@@ -19,13 +19,7 @@ from predictor.model.plan import ShardingPlan
 from shardopt import formatting
 from shardopt.api import answer
 from shardopt.api.cache import ResultCache, versions
-from shardopt.api.document import (
-    ExplainAnswer,
-    GivenPlan,
-    PlanAnswer,
-    PredictAnswer,
-    PredictedPlan,
-)
+from shardopt.api.document import ExplainAnswer, GivenPlan, PlanAnswer, PredictAnswer, PredictedPlan
 from shardopt.api.explanation import explain_plans
 from shardopt.api.given_plans import predict_plans
 from shardopt.api.request import MADE, Machine, PlanRequest

@@ -266,7 +266,7 @@ class LedSessions:
     def __init__(
         self, workload: Workload, folder: Path, rank: Rank, device: Any, talk: Talk
     ) -> None:
-        from shardopt.torchrec.confirming import JoinedSessions
+        from shardopt.ranks.sessions import JoinedSessions
         from shardopt.training.batch import batch_ring
         from shardopt.training.loop import Training, set_matmul_precision
 

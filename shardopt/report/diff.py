@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from predictor.model.plan import ShardingPlan, TablePlan
-from shardopt.api.document import JsonObject, key
+from shardopt.api.json_object import JsonObject, key
 from shardopt.explain.differences import TableDiff, header_diffs, table_diffs
 from shardopt.formatting import ms, plural, ranks_text, times, type_mix
 from shardopt.report.blocks import Block, Heading, TextTable, View
