@@ -18,20 +18,16 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.units import MIB, format_bytes
-from search.bound.lower_bound import LowerBound
-from search.candidate import Candidate
+from search.improve.annealing import Annealer, AnnealingTask
+from search.improve.merges import ExchangeMerges
 from search.objective import Objective
-from search.params import DEFAULT
+from search.params import SearchParams
 from search.partitioner import GreedyPartitioner
 from search.prefer import TOLERANCE
-from search.problem import Problem, silent
+from search.problem import Problem
 from search.side_by_side import side_by_side, usable_cores
-from search.solve import SEARCHERS
 from search.space.enumerate import reduced_space
 from search.space.option import Option
-from search.stages import with_bound, with_proposals
-from search.state import State, Tools
-from search.stop import Stop
 from search.surrogate import Surrogate
 from search.tune.knobs import PARAMETERS, Case, Step, Value, refusals, steps, turned
 from search.tune.script import script_steps
@@ -40,11 +36,8 @@ SOURCES: tuple[Callable[[Case], Iterator[Step]], ...] = (steps, script_steps)
 """Sources of steps: settings of the model file, and settings of the training script."""
 REPLANNED = 2
 """Number of best steps that get a new search."""
-SHORT = replace(DEFAULT, sets=2, finalists=1, rounds=4)
-REPLANNING = 0.03
-"""Parameters and effort of that search, as a share of the effort of the whole."""
-MOST_AGAIN = 5000
-"""Tables times ranks above which no search is repeated: it would take longer than all advice."""
+ROUNDS = 6
+"""Rounds of annealing from the plan of one step."""
 JOINED = 4
 """Number of best steps that are tried together."""
 NAMED_BYTES = 64 * MIB
@@ -309,31 +302,27 @@ class Advisor:
         return sorted(tried, key=lambda s: (s.target is not None, order.get(s.name, len(FIRST))))
 
     def _again(self, advice: Advice) -> Advice:
-        """Replace the plan if a short search from it finds one that is better beyond ties."""
+        """Replace the plan if another one is better beyond ties: with exchanges merged as long as
+        that saves time, and annealed."""
         size = len(advice.plan.tables) * advice.plan.world_size
-        if self.pricing_late() or size > MOST_AGAIN:
+        moves = round(self.effort * SearchParams.tie_moves)
+        if self.pricing_late() or not moves or size > SearchParams.large:
             return advice
         problem = advice.case.problem()
         objective = Objective(problem, reduced_space(problem))
         start = objective.assignment_of(advice.plan)
         if start is None:
             return advice
-        tools = Tools(
-            objective,
-            Surrogate(objective),
-            LowerBound(problem, objective.space, objective.scorer),
-            Stop(),
-            0,
-            SHORT.scaled(REPLANNING * self.effort),
-            silent,
-        )
-        state = State(tools).adding([Candidate(start, advice.iteration_ms, "")])
-        best = with_proposals(with_bound(state), SEARCHERS).incumbents[0]
-        plan = objective.sharding_plan(best.assignment)
-        if best.iteration_ms >= advice.iteration_ms * (1 - TOLERANCE) or not problem.fits(plan):
+        surrogate = Surrogate(objective)
+        merged = ExchangeMerges(objective, surrogate).descend(start, advice.iteration_ms)
+        *_, (start, _) = [(start, advice.iteration_ms), *merged]
+        task = AnnealingTask(start, objective.space.options, moves, ROUNDS, seed=0)
+        plans = Annealer(objective, surrogate).improve(task, lambda _: self.pricing_late())
+        better, ms = plans[0]
+        if ms >= advice.iteration_ms * (1 - TOLERANCE):
             return advice
-        memory = _memory(problem, plan)
-        return self._advice(advice.steps, advice.case, plan, best.iteration_ms, memory)
+        plan = objective.sharding_plan(better)
+        return self._advice(advice.steps, advice.case, plan, ms, _memory(problem, plan))
 
     def _together(self, best: Sequence[Advice]) -> Advice | None:
         """Return the best pair, extended by steps that help beside it or replace a part of it."""

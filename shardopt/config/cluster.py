@@ -111,10 +111,14 @@ class LevelSection(Section):
     name: Name
     """A word such as nvl72, rail or pod."""
     size: OneSize | None = None
+    """Parts that it joins: ranks of the innermost level, parts of the level inside of others."""
     link: Annotated[str, choice(["nvlink", "network"])] = "network"
     oversubscription: Annotated[float, real(1, 1e4)] | None = None
+    """Line rates of a part's NICs over the rate of its links to the others."""
     gbit_s: Annotated[float, real(0, 1e6, above=True)] | None = None
+    """Rate of a rank's share of those links, in place of the oversubscription."""
     latency_us: Annotated[float, real(0, 1e6)] | None = None
+    """Latency of a message between two parts beyond that of one within a part."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +133,18 @@ class ClusterSection(Section):
     """The number of ranks (GPUs) of a host."""
     name: Name | None = None
     nvlink_domain: OneSize | None = None
+    """Ranks that NVLink joins: they divide a host, or consist of whole hosts."""
     nics_per_host: Ranks | None = None
+    """Network cards of a host, where a rank has none of its own."""
     hardware: Name | None = None
+    """A profile's name, or its path relative to this file."""
     network: Network | None = None
     levels: Annotated[tuple[LevelSection, ...], Field(min_length=1, max_length=MOST_LEVELS)] = ()
+    """What joins the hosts, the innermost first; without levels NVLink joins racks."""
     hbm_gib: Any = None
+    """GiB of device memory of each rank: one number, or a list with one for each rank."""
     ddr_gib: Any = None
+    """The same of host memory."""
 
 
 @dataclass(frozen=True)
@@ -181,15 +191,7 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     """Load the cluster that a file describes.
 
     Args:
-        path: a YAML file with ``schema: 1``, ``hosts``, ``ranks_per_host``; optional are ``name``,
-            ``nvlink_domain`` (ranks; divides a host or consists of whole hosts),
-            ``nics_per_host`` (network cards, where a rank has none of its own), ``hardware``
-            (profile name, or path relative to this file), ``network`` (its kind and rate),
-            ``levels`` (what joins the hosts),
-            ``hbm_gib`` and ``ddr_gib`` (GiB per rank: one number, or a list with one per rank).
-            ``hosts`` is their number, or a list in the order of the ranks: of names or mappings, or
-            of the number of hosts in each rack, which the innermost level joins; without levels
-            NVLink does.
+        path: a YAML file with the keys of `ClusterSection`.
 
     Raises:
         InputError: the file cannot be read or used; has a line for every problem.
