@@ -191,9 +191,6 @@ class GreedyPartitioner:
     ) -> Ranks | None:
         """Ranks within a pool."""
         phases = self.costs.phases(option)
-        alike = None if roomy or pool is not None else self.alike(option)
-        if alike is not None and (len(phases) == 1 or (phases == phases[0]).all()):
-            return self._fill_alike(alike, phases, loads, used)
         loads, used = loads.copy(), used.copy()
         ranks: list[int] = []
         is_taken = np.zeros(len(loads), dtype=bool)
@@ -219,31 +216,4 @@ class GreedyPartitioner:
             is_taken[best] = True
             loads[best] += phases[shard]
             used[:, best] += memory
-        return tuple(ranks)
-
-    def _fill_alike(
-        self,
-        alike: tuple[NDArray[np.intp], Array],
-        phases: Array,
-        loads: Array,
-        used: Array,
-    ) -> Ranks | None:
-        """Fill as `_fill` does, with equal shards: each changes the key of one rank only."""
-        where, memory = alike
-        more = phases[0] @ self.weights
-        keys = (loads @ self.weights)[where] + more
-        over = np.logical_or.reduce(used + memory > self.objective.caps, axis=0)
-        keys[over[where]] = np.inf
-        shards = np.zeros(len(where))
-        ranks: list[int] = []
-        for _ in phases:
-            first = int(keys.argmin())
-            if keys[first] == np.inf:
-                return None
-            rank = int(where[first])
-            ranks.append(rank)
-            shards[first] += 1
-            after = used[:, rank] + (shards[first] + 1) * memory[:, 0]
-            fits = (after <= self.objective.caps[:, rank]).all()
-            keys[first] = keys[first] + more if fits else np.inf
         return tuple(ranks)

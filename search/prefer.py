@@ -162,6 +162,8 @@ class Ties:
         self.objective, self.surrogate, self.rate = objective, surrogate, rate
         self.fastest, self.params = ranked[0], params
         self.limit, self.tolerance = limit, tolerance
+        tables, ranks = len(objective.space.options), objective.problem.topology.world_size
+        self.part = params.part_of(tables, ranks)
         self.merges = ExchangeMerges(objective, surrogate)
         self.rules = TieRules(objective, params)
         no_host = GivenErrors({OVERHEADS: NO_TIME})
@@ -238,7 +240,8 @@ class Ties:
         ended: Callable[..., bool],
     ) -> list[Assignment]:
         """Return plans that fit and are fast by an objective."""
-        task = AnnealingTask(start, options, moves, self.params.rounds, moves)
+        rounds = round(self.part * self.params.rounds)
+        task = AnnealingTask(start, options, moves, rounds, moves)
         same = objective.scorer is self.objective.scorer
         surrogate = self.surrogate if same else Surrogate(objective)
         annealer = Annealer(objective, surrogate, self.params)
@@ -310,7 +313,7 @@ class Ties:
         lean, exchanges = self._lean(), {option.exchange for option, _ in plan}
         split = [table for table in range(len(plan)) if plan[table][0].pieces > 1]
         split.sort(key=lambda table: -plan[table][0].pieces)
-        for table in split[: self.params.pool]:
+        for table in split[: round(self.part * self.params.pool)]:
             loads, used = self.surrogate.standing_without(plan, [table])
             coarser = []
             for option in self.objective.space.options[table]:

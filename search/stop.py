@@ -88,10 +88,6 @@ class Stop:
         if self.reason == "gap":
             self.reason = "work"
 
-    def work(self, default: int) -> int:
-        """A budget of ``default`` units at effort 1, at least one unit."""
-        return max(1, round(default * self.effort))
-
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""

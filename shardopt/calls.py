@@ -6,23 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
+
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingPlan
 from shardopt import formatting
 from shardopt.api import answer
 from shardopt.api.cache import ResultCache, versions
-from shardopt.api.document import (
-    ExplainAnswer,
-    GivenPlan,
-    PlanAnswer,
-    PredictAnswer,
-    PredictedPlan,
-)
+from shardopt.api.document import ExplainAnswer, GivenPlan, PlanAnswer, PredictAnswer, PredictedPlan
 from shardopt.api.explanation import explain_plans
 from shardopt.api.given_plans import predict_plans
 from shardopt.api.request import MADE, Machine, PlanRequest
@@ -31,7 +28,7 @@ from shardopt.extras import require_packages
 from shardopt.files import atomic_write_text
 from shardopt.plan import LoadedPlan
 from shardopt.report.blocks import TextTable
-from shardopt.report.html.nodes import grid, text_of
+from shardopt.report.html.nodes import fragment_of, grid
 from shardopt.report.html.page import page
 
 if TYPE_CHECKING:
@@ -103,7 +100,7 @@ class Answered:
 
     def _repr_html_(self) -> str:
         """`rows`, as Jupyter shows them."""
-        return text_of(grid(TextTable([f"<{name}" for name in self.rows[0]], self._cells())))
+        return fragment_of(grid(TextTable([f"<{name}" for name in self.rows[0]], self._cells())))
 
     def _cells(self) -> list[list[str]]:
         return [
@@ -165,13 +162,13 @@ def plan(
         InputError: something given cannot be used; says what is allowed.
         InfeasibleError: no plan fits.
     """
-    _known(options, PlanRequest)
+    given = _checked({"gpus": gpus, **options}, PlanRequest)
     files = [stats] if isinstance(stats, str | PathLike) else list(stats)
     with TemporaryDirectory() as folder:
         path = _model_file(model, Path(folder), files, options.get("batch_size"), capture)
         windows = files if isinstance(model, str | PathLike) or len(files) > 1 else []
         request = PlanRequest(
-            **{**_as_paths(options), "model": path, "gpus": gpus},
+            **{**given, "model": path},
             stats=",".join(map(str, windows)) or None,
         )
         result_cache = ResultCache.of_user() if cache else None
@@ -223,13 +220,13 @@ def predict(
     Raises:
         InputError: a plan does not fit the model or the machine.
     """
-    _known(options, Machine)
+    given = _checked({"gpus": gpus, **options}, Machine)
     several: Sequence[Any] = plans if isinstance(plans, list | tuple) else [plans]
     inputs = [_given_plan(item) for item in several]
     with TemporaryDirectory() as folder:
         files = [] if stats is None else [stats]
         path = _model_file(model, Path(folder), files, options.get("batch_size"), capture)
-        machine = Machine(**{**_as_paths(options), "gpus": gpus})
+        machine = Machine(**given)
         document = predict_plans(
             path,
             inputs,
@@ -252,11 +249,11 @@ def explain(
 ) -> Answered:
     """Explain where the time of a plan goes and what would help; compare further plans with it.
 
-    Its rows are the plan as it is (``change`` is empty), then what would change its time:
-    ``change``, ``iteration_ms``. Arguments and errors are those of `predict`.
+    Its rows are the plan ``as it is``, then what would change its time: ``change``,
+    ``iteration_ms``. Arguments and errors are those of `predict`.
     """
     document = predict(model, plans, gpus, **options).explained()
-    changes = [("", document.iteration_ms)]
+    changes = [("as it is", document.iteration_ms)]
     changes += [(change.change, change.iteration_ms) for change in document.changes.found]
     changes += [(change.change, change.iteration_ms) for change in document.sensitivity]
     rows = [{"change": words, "iteration_ms": ms} for words, ms in changes]
@@ -284,21 +281,30 @@ def _row(key: str, name: str, plan: PredictedPlan) -> dict[str, Any]:
     return {key: name, **times, "hbm_bytes": used}
 
 
-def _known(options: dict[str, Any], kind: type[Machine]) -> None:
-    allowed = set(kind.__dataclass_fields__) - {"model", "gpus", "stats"}
-    for name in options:
+def _checked(options: dict[str, Any], kind: type[Machine]) -> dict[str, Any]:
+    """Return options by name with the types that a request has.
+
+    Raises:
+        InputError: there is no such option, or its value is of another type.
+    """
+    hints = get_type_hints(kind)
+    allowed = set(hints) - {"model", "stats"}
+    checked = {}
+    for name, value in options.items():
         if name not in allowed:
             raise InputError(
                 f"there is no option {name}{did_you_mean(name, allowed)}; options are "
                 f"{', '.join(sorted(allowed))}"
             )
-
-
-def _as_paths(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: Path(value) if name in ("cluster", "from_") and value is not None else value
-        for name, value in options.items()
-    }
+        plain = value.item() if isinstance(value, np.generic) else value
+        plain = fspath(plain) if isinstance(plain, PathLike) else plain
+        option = TypeAdapter(hints[name], config=ConfigDict(coerce_numbers_to_str=True))
+        try:
+            checked[name] = option.validate_python(plain)
+        except ValidationError as error:
+            why = error.errors()[0]["msg"].lower()
+            raise InputError(f"{name} is {value!r}; {why}", inputs=(name,)) from None
+    return checked
 
 
 def _model_file(

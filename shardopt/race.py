@@ -156,10 +156,15 @@ class Confirmation:
     interrupted: bool = False
 
     @property
+    def is_theirs(self) -> bool:
+        """True if the fastest measured plan is that of TorchRec's planner."""
+        return self.best.name == TORCHREC or THEIRS in self.best.found_by
+
+    @property
     def verdict(self) -> str:
         """Recommendation of the measurement, in a sentence."""
         best, time = self.best, ms(self.best.median_ms or 0.0)
-        if best.name == TORCHREC or THEIRS in best.found_by:
+        if self.is_theirs:
             return f"Keep TorchRec's plan: at {time} measured it is the fastest."
         if self.gain is None:
             return (

@@ -12,12 +12,12 @@ from lab.pages.tables import table_head
 from shardopt.api.document import (
     AdviceAnswer,
     ExplainAnswer,
-    JsonObject,
     MachinesAnswer,
     PlanAnswer,
     PredictAnswer,
     TuneAnswer,
 )
+from shardopt.api.json_object import JsonObject
 from shardopt.report.bench.planners import PlannersAnswer
 from shardopt.report.bench.run import RunAnswer
 from shardopt.report.diff import DiffAnswer

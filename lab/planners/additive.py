@@ -347,7 +347,7 @@ class _Search:
 
     def _improved(self, plan: Assignment) -> Assignment:
         balanced = balance(self.objective, self.rated, plan)
-        moved = self.descend(balanced, self.stop.work(PUTS))
+        moved = self.descend(balanced, max(1, round(self.stop.effort * PUTS)))
         again = balance(self.objective, self.rated, moved)
         # the 16-norm that both minimise may fall while the maximum rises
         return min((moved, again, balanced, plan), key=self.rating_ms)

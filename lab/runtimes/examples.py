@@ -12,7 +12,7 @@ from functools import cache, partial
 from itertools import pairwise
 
 from predictor import units
-from predictor.cost.dense import Bucket, DenseSegment, LookupCall, Step, TableUpdate
+from predictor.cost.dense import Bucket, DenseSegment, DenseStep, LookupCall, TableUpdate
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load
 from predictor.hardware.loader import load_runtime
@@ -203,12 +203,12 @@ class ExamplesBuilder(DlrmBuilder):
         self.graph.ops[op] = replace(self.graph.ops[op], ranks=self.bottom_ranks)
 
 
-def _place(steps: Sequence[Step], kind: type[LookupCall | TableUpdate]) -> int:
+def _place(steps: Sequence[DenseStep], kind: type[LookupCall | TableUpdate]) -> int:
     """Return the position of the first step of a kind."""
     return next((i for i, step in enumerate(steps) if isinstance(step, kind)), len(steps))
 
 
-def _segments(steps: Sequence[Step]) -> Iterator[DenseSegment]:
+def _segments(steps: Sequence[DenseStep]) -> Iterator[DenseSegment]:
     return (step for step in steps if isinstance(step, DenseSegment))
 
 

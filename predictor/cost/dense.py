@@ -83,7 +83,7 @@ class Bucket:
     bytes: int
 
 
-Step = DenseSegment | LookupCall | GradientReturn | TableUpdate | Bucket
+DenseStep = DenseSegment | LookupCall | GradientReturn | TableUpdate | Bucket
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class DenseWork:
         by_module: path of a module -> device time in ms of its forward and its backward.
     """
 
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...]
+    forward: tuple[DenseStep, ...]
+    backward: tuple[DenseStep, ...]
     optimizer: DenseSegment
     parameters: int
     products: frozenset[tuple[int, int, int]] = frozenset()
@@ -180,9 +180,9 @@ def measured_work(dense: MeasuredDense, modules: Sequence[str]) -> DenseWork:
     sizes = [cap] * int(gradient_bytes // cap)
     sizes += [round(gradient_bytes - sum(sizes))] if gradient_bytes > sum(sizes) else []
     part = DenseSegment("measured", dense.measured.backward_ms / max(1, len(sizes)), 0.0, 1, "gemm")
-    parts: list[Step] = [step for size in sizes for step in (part, Bucket(size))] or [part]
-    returns: list[Step] = [GradientReturn(module) for module in reversed(modules)]
-    updates: list[Step] = [TableUpdate(module) for module in reversed(modules)]
+    parts: list[DenseStep] = [step for size in sizes for step in (part, Bucket(size))] or [part]
+    returns: list[DenseStep] = [GradientReturn(module) for module in reversed(modules)]
+    updates: list[DenseStep] = [TableUpdate(module) for module in reversed(modules)]
     return DenseWork(
         (*map(LookupCall, modules), forward),
         (*parts, *returns, *updates),
@@ -201,9 +201,9 @@ class _Pricer:
         self.by_bytes: Counter[str] = Counter()
         self.by_module: dict[str, list[float]] = {}
 
-    def forward(self, events: Sequence[Event]) -> tuple[Step, ...]:
+    def forward(self, events: Sequence[Event]) -> tuple[DenseStep, ...]:
         """Part the forward where a module is called, and where an op first reads its outputs."""
-        steps: list[Step] = []
+        steps: list[DenseStep] = []
         calls: list[OpCall] = []
         pending: dict[int, str] = {}
         waits: tuple[str, ...] = ()
@@ -230,18 +230,18 @@ class _Pricer:
 
     def backward(
         self, events: Sequence[Event], points: dict[str, frozenset[int]]
-    ) -> tuple[Step, ...]:
+    ) -> tuple[DenseStep, ...]:
         """Part the backward into segments.
 
         It is parted where the gradients of a module are complete, where the backward of its lookups
         has its turn, and where a bucket is full.
         """
-        steps: list[Step] = []
+        steps: list[DenseStep] = []
         calls: list[OpCall] = []
         returned: list[str] = []
         cap, gathered = mib(self.execution.bucket_cap_mb), 0
 
-        def flush(*more: Step) -> None:
+        def flush(*more: DenseStep) -> None:
             nonlocal calls
             steps.extend(self.segments(calls, backward=True))
             calls = []

@@ -24,7 +24,7 @@ PERIOD_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class IterationTimes:
     """Times of the operations of one iteration; each array is ``[ops, plans, ranks]`` in ms.
 
     ``issue`` is when the host had issued an operation, ``ready`` when its own rank could start it.
@@ -41,7 +41,7 @@ class Timeline:
     """``iteration_ms[plans]`` in the steady state, and the iterations that led there, if kept."""
 
     iteration_ms: Array
-    steps: tuple[Step, ...]
+    steps: tuple[IterationTimes, ...]
     finish_ms: Array
     """When the last iteration was over on all ranks, ``[plans]``."""
 
@@ -162,13 +162,13 @@ def simulate(graph: Graph, *, plans: int = 1, keep_steps: bool = False) -> Timel
         keep_steps: also return when every operation ran, for breakdown and traces.
     """
     clock = _Clock(graph, plans)
-    steps: list[Step] = []
+    steps: list[IterationTimes] = []
     states = [clock.state()]
     settled = np.full(plans, np.nan)
     for iteration in range(MAX_ITERATIONS):
         ran = clock.iterate()
         if keep_steps:
-            steps.append(Step(*(np.stack(times) for times in zip(*ran, strict=True))))
+            steps.append(IterationTimes(*(np.stack(times) for times in zip(*ran, strict=True))))
         states.append(clock.state())
         if iteration > 1:
             settled = np.where(np.isnan(settled), _period(states), settled)
@@ -188,7 +188,7 @@ def simulate_once(graph: Graph) -> Timeline:
     """
     clock = _Clock(graph, 1)
     ran = clock.iterate()
-    step = Step(*(np.stack(times) for times in zip(*ran, strict=True)))
+    step = IterationTimes(*(np.stack(times) for times in zip(*ran, strict=True)))
     finish = clock.state().max(axis=(0, 2))
     return Timeline(finish, (step,), finish)
 

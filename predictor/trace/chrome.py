@@ -14,7 +14,7 @@ from typing import Any
 
 from predictor.iteration.critical_path import HOST_NAME, Segment, absent_ranks
 from predictor.iteration.graph import MAIN, Graph, Op
-from predictor.iteration.timeline import Step
+from predictor.iteration.timeline import IterationTimes
 from predictor.predict import Prediction
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.step import SimulatedTrace
@@ -86,7 +86,7 @@ def named_process(process: int, name: str, tracks: Mapping[str, int]) -> Iterato
 
 def step_events(
     graph: Graph,
-    step: Step,
+    step: IterationTimes,
     path: tuple[Segment, ...],
     origin_ms: float,
     processes: Sequence[int],

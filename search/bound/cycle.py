@@ -19,8 +19,7 @@ the operation."""
 ITERATIONS = 5
 """Iterations in which the order of operations is followed."""
 Steps = list[list[tuple[int, int]]]
-"""For each operation, those that a wait or its stream connects it with, and how many iterations
-away."""
+"""For each operation, those that it is connected with, and how many iterations away."""
 
 
 def compile_rank(

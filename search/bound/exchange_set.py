@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from predictor.cost.loads import Load
 from predictor.model.lookup_group import LookupGroup
 from search.bound.choices import BoundChoices, Exchange, exchange_of
-from search.bound.program import Branch, Program
+from search.bound.program import Branch, Priced, Program
 from search.bound.rank_targets import RankChoice, RankTargets
 from search.bound.relaxation import Relaxation
 from search.bound.stretches import CutTimes, OptionTimes
@@ -26,10 +25,6 @@ TOLERANCE = 1e-4
 """Largest gap between relaxed time and the program's optimum, as a fraction, of a solved set."""
 UNEVEN = (0.1, 0.3, 1.0)
 """Excess of busy ranks over the mean load, as multiples of it, at which cycles are sought."""
-ALIKE = 1e-6
-"""Fraction of a unit by which its multiples may be off."""
-LARGEST_WHOLE = 2.0**53
-"""Number below which floats hold every integer."""
 FIRST_STEP = 0.125
 NEAREST = 1e-3
 """Least distance of a rank target above the bound, as a fraction of the time."""
@@ -76,6 +71,7 @@ class ExchangeSet:
         # cuts of a larger set with the stretches and tables of their rows
         self.inherited_cuts: list[tuple[CutTimes, list[tuple[int, int]]]] = []
         self.binding: list[int] = []
+        self.priced: Priced | None = None  # by the last optimum
         self.relaxation: Relaxation | None = None
         self.program: Program
 
@@ -111,12 +107,8 @@ class ExchangeSet:
         self.members = [np.flatnonzero(self.group == i) for i in range(len(self.numbers))]
         self.loads = all_choices.loads[self.index]
         self.memory = all_choices.needs[self.index].T
-        self.times = OptionTimes(
-            all_choices, self.index, self.group, self.numbers, self._certain_floor
-        )
-        mine = self.times.members[:, self.group]
-        outputs = np.where(mine, self.loads[:, Load.OUTPUTS], 0.0)
-        self.program = Program(self.first, self.memory, all_choices.caps, outputs)
+        self.times = OptionTimes(all_choices, self.index, self.group, self._certain_floor)
+        self.program = Program(self.first, self.memory, all_choices.caps)
         self.relaxation = self._relax()
         for times, rows in self.inherited_cuts:
             self.program.add_cut(times, rows)
@@ -259,94 +251,54 @@ class ExchangeSet:
         if program.optimum < 0:  # cut off the even mix, beside the inherited cuts
             self._cut()
         program.enter(branch or program.whole)
+        self.priced = None
         status = program.solve()
         if status == pywraplp.Solver.INFEASIBLE and program.is_infeasible():
             return np.inf, True
         if status != pywraplp.Solver.OPTIMAL:
             return 0.0, True
-        priced, bound = program.price(), 0.0
-        if priced is not None:
-            bound = priced.bound_ms
-            if branch is None:
-                self.binding = np.flatnonzero(priced.prices).tolist()
-                if bound > self.priced_ms:
-                    self.priced_ms, self.reduced_costs = bound, priced.reduced_costs
+        self.priced = priced = program.price()
+        bound = priced.bound_ms if priced else 0.0
+        if priced and branch is None:
+            self.binding = np.flatnonzero(priced.prices).tolist()
+            if bound > self.priced_ms:
+                self.priced_ms, self.reduced_costs = bound, priced.reduced_costs
         return bound, not program.add_rows() and not self._cut()
 
     def halves(self, branch: Branch | None, limit_ms: float) -> list[Branch] | None:
         """Branch the last solved plans where that raises the time most; None if nothing does.
 
-        A branch is at a peak (a plan has some option above it, or none) or at the outputs of an
-        exchange's busiest rank, which are a multiple of a shard's.
+        A branch is at a peak (a plan has some option above it, or none), else at an option.
 
         Args:
             branch: branch that was solved last; the whole set if None.
             limit_ms: time above which plans are ignored.
         """
-        program, branch = self.program, branch or self.program.whole
-        priced = program.price()
+        program, branch, priced = self.program, branch or self.program.whole, self.priced
         if priced is None:
             return None
         allowed = branch.allowed & (priced.reduced_costs <= limit_ms - priced.bound_ms)
         branch = replace(branch, allowed=allowed)
         shares, is_used = program.shares, program.shares > HELD
         most, tall = TOLERANCE * priced.bound_ms, None
-        dearer = np.zeros(len(program.outputs))  # ms of an output element of the busiest rank
-        sent = np.maximum(program.outputs @ shares, branch.low)
-        for times, price, worth in program.priced_cuts(priced.prices):
-            level = np.maximum(times.peaks(shares, self.first).max(axis=1), branch.least(times)[0])
+        for times, worth in priced.peaks:
+            level = np.maximum(times.peaks(shares, self.first).max(axis=1), branch.least(times))
             tallest = np.where(is_used, times.peak, 0.0).max(axis=1)
             gain = worth * (tallest - level)
             if gain.max(initial=0.0) > most:
                 stretch = int(np.argmax(gain))
                 most = float(gain[stretch])
                 tall = times.peak[stretch] > (tallest[stretch] + level[stretch]) / 2
-            dearer += price * times.per_output.sum(axis=0)
-            each = np.where(times.per_output > 0, times.per_output, np.inf)
-            sent = np.maximum(sent, (level[:, None] / each).max(axis=0, initial=0.0))
-        units = self._units(allowed)
-        steps = np.floor(sent / np.maximum(units, 1.0) + ALIKE)
-        between = (units > 0) & (sent - steps * units > ALIKE * units)
-        above = np.where(between, (steps + 1) * units, sent)
-        gain = dearer * (above - sent)
-        number = int(np.argmax(gain))
-        parts: list[Branch] | None
-        if gain[number] > most:
-            parts = self._at_outputs(branch, number, float(steps[number] * units[number]), above)
-        elif tall is not None:
-            parts = [
-                replace(branch, one_of=(*branch.one_of, allowed & tall)),
-                replace(branch, allowed=allowed & ~tall),
-            ]
-        else:
-            parts = self._at_option(branch)
-        return (
-            [
-                part
-                for part in parts
-                if np.logical_or.reduceat(part.allowed, self.first).all()
-                and all((choices & part.allowed).any() for choices in part.one_of)
-                and (part.low <= part.high).all()
-            ]
-            if parts
-            else None
-        )
+        parts = self._at_option(branch)
+        if tall is not None:
+            above = replace(branch, one_of=(*branch.one_of, allowed & tall))
+            parts = [above, replace(branch, allowed=allowed & ~tall)]
+        return parts and [part for part in parts if self._has_plans(part)]
 
-    def _at_outputs(self, branch: Branch, number: int, most: float, above: Array) -> list[Branch]:
-        """Branch at the outputs of the busiest rank of an exchange.
-
-        Args:
-            most: most outputs of that rank in one branch.
-            above: least outputs of that rank in the other, ``[exchanges]``.
-        """
-        low, high = branch.low.copy(), branch.high.copy()
-        low[number], high[number] = above[number], most
-        fits = self.all_choices.peaks[self.index, Load.OUTPUTS] <= most * (1 + ALIKE)
-        elsewhere = self.program.outputs[number] <= 0
-        return [
-            replace(branch, low=low),
-            replace(branch, high=high, allowed=branch.allowed & (fits | elsewhere)),
-        ]
+    def _has_plans(self, branch: Branch) -> bool:
+        """Return True if a branch leaves every table a choice, and one of those it must have."""
+        some = all((choices & branch.allowed).any() for choices in branch.one_of)
+        return some and bool(np.logical_or.reduceat(branch.allowed, self.first).all())
 
     def _at_option(self, branch: Branch) -> list[Branch] | None:
         """Branch on the largest option of the most mixed table; None if no table is mixed."""
@@ -361,18 +313,6 @@ class ExchangeSet:
             replace(branch, allowed=branch.allowed & (largest | ~mine)),
             replace(branch, allowed=branch.allowed & ~largest),
         ]
-
-    def _units(self, allowed: Mask) -> Array:
-        """Return the greatest common divisor of the output elements of each exchange's shards,
-        ``[exchanges]``; 0 where there is none."""
-        outputs, rows = self.times.shards[:, Load.OUTPUTS], np.repeat(allowed, self.times.sizes)
-        units = np.zeros(len(self.times.members))
-        for number, groups in enumerate(self.times.members):
-            sizes = outputs[rows & groups[self.times.groups]]
-            whole = (sizes == np.rint(sizes)).all() and sizes.max(initial=0.0) < LARGEST_WHOLE
-            if whole and sizes.any():
-                units[number] = float(np.gcd.reduce(sizes.astype(np.int64)))
-        return units
 
     def _cut(self) -> bool:
         """Add a cut that the last shares (at first the even mix) violate; False if none is."""

@@ -206,24 +206,21 @@ class LowerBound:
         bound = self.solve(steps, upper_ms, stop, peaks=True)
         topology = self._problem[0].topology
         small = self.choices.tables * topology.world_size <= SMALL and topology.groups == 1
-        work_left = PLACING * effort * min(1.0, self._gap(upper_ms) / WIDE) if small else 0.0
+        gap = upper_ms / max(self.proven_ms, MARGIN) - 1
+        work_left = PLACING * effort * min(1.0, gap / WIDE) if small and gap > NARROW else 0.0
         while work_left > 0 and bound < upper_ms and not stop(bound):
             nodes = [*(self._open or ()), *self._solved]
             plans = min(nodes)[2].plans
             if plans.is_settled or not plans.is_solved or not plans.is_exact:
                 break
-            proven, used = plans.place_ranks(upper_ms, _attempt(work_left), seconds)
+            most = min(work_left, max(SHORT, ATTEMPT * work_left))
+            proven, used = plans.place_ranks(upper_ms, most, seconds)
             work_left -= used
             raised = [(max(ms, proven if n.plans is plans else 0.0), i, n) for ms, i, n in nodes]
             self._open, self._solved = raised, []
             heapq.heapify(raised)
             bound = self.solve(LEAST_STEPS, upper_ms, stop, peaks=True)
         return bound
-
-    def _gap(self, upper_ms: float) -> float:
-        """Return the optimality gap of the best plan, 0 if it is narrow."""
-        gap = upper_ms / max(self.proven_ms, MARGIN) - 1
-        return gap if gap > NARROW else 0.0
 
     def _below(self, upper_ms: float) -> float:
         """Return the proven bound in ms, less `MARGIN`.
@@ -258,10 +255,9 @@ class LowerBound:
         """
         if self._open is None or self.proven_ms * (1 + WORTH) >= upper_ms:
             return ()
-        notes = []
-        if _least(self._open) < min(upper_ms, _least(self._solved)):
-            notes.append("The bound was cut short: not all plans were divided by sharding types")
-        return tuple(notes)
+        if _least(self._open) >= min(upper_ms, _least(self._solved)):
+            return ()
+        return ("The bound was cut short: not all plans were divided by sharding types",)
 
     def promising(self, most: int) -> list[ExchangeSet]:
         """Return the exchange sets that are not refuted, lowest bound first; none before `solve`.
@@ -345,11 +341,6 @@ class LowerBound:
             if len(np.unique(choices.table[mine])) == choices.tables:
                 sets.append(ExchangeSet(choices, mine))
         return sets
-
-
-def _attempt(work_left: float) -> float:
-    """Return the deterministic time that one attempt may take."""
-    return min(work_left, max(SHORT, ATTEMPT * work_left))
 
 
 def _least(heap: list[Bounded]) -> float:

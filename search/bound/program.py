@@ -7,7 +7,7 @@ and certain peaks of a branch are bounds of variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,25 +70,20 @@ class Branch:
 
     Args:
         allowed: mask of the choices that its plans may have, ``[choices]``.
-        low, high: range of the output elements of the busiest rank of every exchange,
-            ``[exchanges]``.
         one_of: masks ``[choices]``; its plans have at least one choice of each.
     """
 
     allowed: Mask
-    low: Array
-    high: Array
     one_of: tuple[Mask, ...] = ()
 
     def least(self, times: CutTimes) -> Array:
-        """Return the peaks and the times of the slowest rank that all plans of the branch have
-        under a cut, ``[2, stretches]``."""
+        """Return the peaks that all plans of the branch have under a cut, ``[stretches]``."""
         peak = np.zeros(len(times.peak))
         for choices in self.one_of:
             peak = np.maximum(
                 peak, times.peak[:, choices & self.allowed].min(axis=1, initial=np.inf)
             )
-        return np.stack([peak, (times.per_output * self.low).max(axis=1, initial=0.0)])
+        return peak
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,7 @@ class _Rows:
     Args:
         cut: row of the cut.
         excess, peak: variables of every stretch.
-        longest, floor, slowest: rows of the excess, by stretch.
+        longest, floor: rows of the excess, by stretch.
         tables: rows of the peak, by stretch and table.
     """
 
@@ -108,7 +103,6 @@ class _Rows:
     peak: dict[int, pywraplp.Variable] = field(default_factory=dict)
     longest: dict[int, pywraplp.Constraint] = field(default_factory=dict)
     floor: dict[int, pywraplp.Constraint] = field(default_factory=dict)
-    slowest: dict[int, pywraplp.Constraint] = field(default_factory=dict)
     tables: dict[tuple[int, int], pywraplp.Constraint] = field(default_factory=dict)
 
 
@@ -120,11 +114,13 @@ class Priced:
         bound_ms: no plan of the branch is faster.
         reduced_costs: least excess over it of plans with a choice, ``[choices]`` in ms.
         prices: dual prices of the cuts, ``[cuts]``; they sum to 1.
+        peaks: cuts with a price, and the prices of the peaks of their stretches, ``[stretches]``.
     """
 
     bound_ms: float
     reduced_costs: Array
     prices: Array
+    peaks: list[tuple[CutTimes, Array]]
 
 
 class Program:
@@ -134,15 +130,14 @@ class Program:
         first: position of every table's first choice; choices lie table by table.
         memory: memory of every choice, ``[kinds, choices]``.
         caps: memory of all ranks together, ``[kinds]``.
-        outputs: output elements of the mean rank in every exchange, ``[exchanges, choices]``.
 
     Attributes:
         shares: shares at the last optimum, ``[choices]``; the even mix before any.
         optimum: last optimum in ms, -1 before any.
     """
 
-    def __init__(self, first: Ints, memory: Array, caps: Array, outputs: Array) -> None:
-        self.first, self.memory, self.caps, self.outputs = first, memory, caps, outputs
+    def __init__(self, first: Ints, memory: Array, caps: Array) -> None:
+        self.first, self.memory, self.caps = first, memory, caps
         count = memory.shape[1]
         self.sizes = np.diff([*first, count])
         self.table = np.repeat(np.arange(len(first)), self.sizes)
@@ -162,9 +157,7 @@ class Program:
             for cap, used in zip(caps.tolist(), memory, strict=True)
         ]
         self.cuts: list[_Rows] = []
-        none = np.zeros(len(outputs))
-        self.branch = self.whole = Branch(np.ones(count, dtype=bool), none, none + np.inf)
-        self.sent: dict[int, pywraplp.Constraint] = {}
+        self.branch = self.whole = Branch(np.ones(count, dtype=bool))
         self.one_of_rows: dict[int, tuple[Mask, pywraplp.Constraint]] = {}
 
     def _row(
@@ -207,21 +200,11 @@ class Program:
             if id(choices) not in self.one_of_rows:
                 self.one_of_rows[id(choices)] = choices, self._row(0.0, choices.astype(np.float64))
             self.one_of_rows[id(choices)][1].SetLb(1.0)
-        for number in np.flatnonzero((branch.high < np.inf) | (self.branch.high < np.inf)).tolist():
-            if number not in self.sent:
-                self.sent[number] = self._row(-np.inf, self.outputs[number] / self._unit(number))
-            self.sent[number].SetUb(float(branch.high[number]) / self._unit(number))
         self.branch = branch
         for cut in self.cuts:
-            peak, slowest = branch.least(cut.times)
+            peak = branch.least(cut.times)
             for stretch, variable in cut.peak.items():
                 variable.SetLb(float(peak[stretch]))
-            for stretch, row in cut.slowest.items():
-                row.SetLb(float(slowest[stretch]))
-
-    def _unit(self, exchange: int) -> float:
-        """Return the number of outputs that scales the rows of an exchange."""
-        return max(1.0, float(self.outputs[exchange].max()))
 
     def solve(self) -> int:
         """Solve the program; update shares and optimum if the returned status is optimal."""
@@ -247,25 +230,20 @@ class Program:
         peaks = times.peaks(shares, self.first)
         enough /= max(1, len(excess))
         over = excess - times.beyond @ shares + enough
-        for stretch in np.flatnonzero(np.maximum(peaks.max(axis=1), least[0]) > over).tolist():
+        for stretch in np.flatnonzero(np.maximum(peaks.max(axis=1), least) > over).tolist():
             if stretch not in cut.longest:
-                self._add_longest(cut, stretch, float(least[0, stretch]))
+                self._add_longest(cut, stretch, float(least[stretch]))
                 grown = True
             for table in np.argsort(-peaks[stretch], kind="stable")[:ROWS].tolist():
                 if peaks[stretch, table] > over[stretch] and (stretch, table) not in cut.tables:
                     self._add_row(cut, stretch, table)
                     grown = True
         idle = times.floor + times.idle @ shares
-        slowest = least[1] - times.mean @ shares
-        for rows, value, at_least, weights in (
-            (cut.floor, idle, times.floor, -times.idle),
-            (cut.slowest, slowest, least[1], times.mean),
-        ):
-            for stretch in np.flatnonzero(value > excess + enough).tolist():
-                if stretch not in rows:
-                    row = self._row(float(at_least[stretch]), weights[stretch])
-                    row.SetCoefficient(cut.excess[stretch], 1.0)
-                    rows[stretch], grown = row, True
+        for stretch in np.flatnonzero(idle > excess + enough).tolist():
+            if stretch not in cut.floor:
+                row = self._row(float(times.floor[stretch]), -times.idle[stretch])
+                row.SetCoefficient(cut.excess[stretch], 1.0)
+                cut.floor[stretch], grown = row, True
         return grown
 
     def _add_longest(self, cut: _Rows, stretch: int, least: float) -> None:
@@ -297,26 +275,23 @@ class Program:
         prices /= scale
         dual_prices = np.array([max(0.0, -row.dual_value()) for row in self.room]) / scale
         cost, fixed = dual_prices @ self.memory, -float(dual_prices @ self.caps)
-        for number in np.flatnonzero(self.branch.high < np.inf).tolist():
-            output_price = max(0.0, -self.sent[number].dual_value()) / scale / self._unit(number)
-            cost, fixed = (
-                cost + output_price * self.outputs[number],
-                fixed - output_price * self.branch.high[number],
-            )
         for choices in self.branch.one_of:
             worth = _price(self.one_of_rows[id(choices)][1]) / scale
             cost, fixed = cost - worth * choices, fixed + worth
+        peaks = []
         for cut, price in zip(self.cuts, prices.tolist(), strict=True):
             if price:
-                charged, certain = self._price_cut(cut, price, scale)
+                charged, certain, peak = self._price_cut(cut, price, scale)
                 cost, fixed = cost + charged, fixed + certain
+                peaks.append((cut.times, peak))
         cost = np.where(self.branch.allowed, cost, np.inf)
         cheapest = np.minimum.reduceat(cost, self.first)
-        return Priced(fixed + float(cheapest.sum()), cost - np.repeat(cheapest, self.sizes), prices)
+        reduced_costs = cost - np.repeat(cheapest, self.sizes)
+        return Priced(fixed + float(cheapest.sum()), reduced_costs, prices, peaks)
 
-    def _price_cut(self, cut: _Rows, price: float, scale: float) -> tuple[Array, float]:
-        """Return the cost of every choice ``[choices]`` under the priced rows of a cut, and the
-        constant cost.
+    def _price_cut(self, cut: _Rows, price: float, scale: float) -> tuple[Array, float, Array]:
+        """Return the cost of every choice ``[choices]`` under the priced rows of a cut, the
+        constant cost, and the prices of the peaks, ``[stretches]``.
 
         The prices of the rows that bound a variable from below must not exceed the variable's own
         price in total; they are scaled down, so that the variable drops out of the Lagrangian.
@@ -325,34 +300,18 @@ class Program:
         by_table = np.zeros((len(cut.excess), len(self.first)))
         for (stretch, table), row in cut.tables.items():
             by_table[stretch, table] = _price(row) / scale
-        rows = np.zeros((3, len(cut.excess)))
-        for prices, each in zip(rows, (cut.longest, cut.floor, cut.slowest), strict=True):
+        rows = np.zeros((2, len(cut.excess)))
+        for prices, each in zip(rows, (cut.longest, cut.floor), strict=True):
             for stretch, row in each.items():
                 prices[stretch] = _price(row) / scale
         rows *= _at_most(rows.sum(axis=0), price)
-        peak, idle, slowest = rows
+        peak, idle = rows
         by_table *= _at_most(by_table.sum(axis=1), peak)[:, None]
         cost = price * times.weights + peak @ times.beyond + idle @ times.idle
-        cost = cost - slowest @ times.mean + (by_table[:, self.table] * times.peak).sum(axis=0)
+        cost = cost + (by_table[:, self.table] * times.peak).sum(axis=0)
         unpriced, least = peak - by_table.sum(axis=1), self.branch.least(times)
-        fixed = float(
-            idle @ times.floor + slowest @ least[1] + np.maximum(0.0, unpriced) @ least[0]
-        )
-        return cost, price * times.constant + fixed
-
-    def priced_cuts(self, prices: Array) -> Iterator[tuple[CutTimes, float, Array]]:
-        """Yield each cut with a dual price, that price, and the prices of the peaks of its
-        stretches, ``[stretches]``.
-
-        Args:
-            prices: dual prices of all cuts, see `price`.
-        """
-        scale = sum(_price(cut.cut) for cut in self.cuts)
-        for number in np.flatnonzero(prices).tolist():
-            cut, peak = self.cuts[number], np.zeros(len(self.cuts[number].excess))
-            for stretch, row in cut.longest.items():
-                peak[stretch] = _price(row) / scale
-            yield cut.times, float(prices[number]), peak
+        fixed = float(idle @ times.floor + np.maximum(0.0, unpriced) @ least)
+        return cost, price * times.constant + fixed, peak
 
     def is_infeasible(self) -> bool:
         """Return True if it is proven that no shares of the branch fit the memory of all ranks.
@@ -366,11 +325,8 @@ class Program:
         endless = solver.infinity()
         scale = np.maximum(self.caps, 1.0)
         # rows of all plans: coefficients times shares <= limit
-        sent = [(self.outputs[i], branch.high[i]) for i in np.flatnonzero(branch.high < np.inf)]
-        parts = [(-1.0 * choices, -1.0) for choices in branch.one_of]
-        parts += [(each / max(most, 1.0), most / max(most, 1.0)) for each, most in sent]
-        rows = np.vstack([self.memory / scale[:, None], *(each for each, _ in parts)])
-        limits = np.concatenate([self.caps / scale, [limit for _, limit in parts]])
+        rows = np.vstack([self.memory / scale[:, None], *(-1.0 * each for each in branch.one_of)])
+        limits = np.concatenate([self.caps / scale, -np.ones(len(branch.one_of))])
         cheapest = [solver.NumVar(-endless, endless, "") for _ in self.first]
         prices = [solver.NumVar(0.0, 1.0, "") for _ in limits]
         for choice in np.flatnonzero(branch.allowed).tolist():

@@ -325,6 +325,7 @@ class Relaxation:
         self.hulls = hulls
         self.least = np.zeros((len(self.groups), 2, COLUMNS)) if least is None else least
         self.columns = np.flatnonzero(ceiling.ravel() > 0)
+        self.most_of_columns: Array = ceiling.ravel()[self.columns]  # on the mean rank
 
     def evaluate(
         self, load: Array, more: Array | None = None, *, launched: bool = False
@@ -398,11 +399,6 @@ class Relaxation:
         slope.flat[self.columns] = columns
         return slope
 
-    @property
-    def _most_of_columns(self) -> Array:
-        """Load that no plan exceeds on average, ``[columns]``."""
-        return np.asarray(self.ceiling.ravel()[self.columns])
-
     @cached_property
     def _operations(self) -> _Operations:
         """Operations of one rank with their costs.
@@ -428,7 +424,7 @@ class Relaxation:
             program,
             np.array(origin),
             costs[0],
-            added[:count].T / self._most_of_columns,
+            added[:count].T / self.most_of_columns,
             terms,
             np.array([term.size for term in terms]).reshape(-1, count),
             added[last:].T,
@@ -464,7 +460,7 @@ class Relaxation:
         """Return the graph over the probe plans, and the number of all-reduces of replicas."""
         count, groups = len(self.columns), len(self.groups)
         loads = np.zeros((plans, groups, 1, COLUMNS))
-        loads.reshape(plans, -1)[np.arange(1, count + 1), self.columns] = self._most_of_columns
+        loads.reshape(plans, -1)[np.arange(1, count + 1), self.columns] = self.most_of_columns
         loads[..., Load.SHARDS] = np.array(self.present)[:, None]
         alone = 1 + count + groups + np.arange(groups)
         loads[alone, ..., Load.SHARDS] = np.eye(groups)[..., None]
@@ -501,7 +497,7 @@ class Relaxation:
         """
         hulls, least, certain = self.hulls, self.least, self.certain
         present, most = self.present, self.most
-        columns, tops = slice(1, 1 + len(self.columns)), self._most_of_columns
+        columns, tops = slice(1, 1 + len(self.columns)), self.most_of_columns
         first = 1 + len(self.columns) + 2 * len(self.groups) + 1
 
         class Relaxed(Exchange):

@@ -7,15 +7,14 @@ the launch floor. Docs: docs/model.md, chapter 15.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.loads import Load
-from search.bound.choices import BoundChoices, exchange_of
+from search.bound.choices import BoundChoices
 from search.bound.relaxation import Cut
 
 Array = NDArray[np.float64]
@@ -44,8 +43,6 @@ class CutTimes:
             rank is sure to.
         idle: ``beyond`` of options that ranks without a launch may have; 0 for all others,
             ``[stretches, choices]``.
-        per_output: time per output element of the busiest rank, where a stretch is the message of
-            an exchange's outputs, ``[stretches, exchanges]``; 0 elsewhere.
     """
 
     constant: float
@@ -55,7 +52,6 @@ class CutTimes:
     peak: Array
     floor: Array
     idle: Array
-    per_output: Array
 
     @cached_property
     def beyond(self) -> Array:
@@ -83,21 +79,16 @@ class CutTimes:
         """
         return np.asarray(np.add.reduceat(self.peak * shares, first, axis=1))
 
-    def excess(self, shares: Array, first: Ints, least: Array | None = None) -> Array:
-        """Return the least excess of every stretch, ``[stretches]``.
+    def at(self, shares: Array, first: Ints, least: Array | None = None) -> float:
+        """Return the least time in ms of a plan that mixes options by these shares.
 
         Args:
-            least: certain peaks and certain times of the slowest rank, ``[2, stretches]``.
+            least: certain peaks, ``[stretches]``.
         """
-        peak, whole = np.zeros((2, len(self.floor))) if least is None else least
-        longest = np.maximum(self.peaks(shares, first).max(axis=1), peak) + self.beyond @ shares
-        idle, slowest = self.floor + self.idle @ shares, whole - self.mean @ shares
-        return np.asarray(np.max([0.0 * idle, longest, idle, slowest], axis=0))
-
-    def at(self, shares: Array, first: Ints, least: Array | None = None) -> float:
-        """Return the least time in ms of a plan that mixes options by these shares."""
-        whole = self.constant + float(self.weights @ shares)
-        return whole + float(self.excess(shares, first, least).sum())
+        peaks = self.peaks(shares, first).max(axis=1)
+        longest = (peaks if least is None else np.maximum(peaks, least)) + self.beyond @ shares
+        excess = np.maximum(np.maximum(longest, self.floor + self.idle @ shares), 0.0)
+        return self.constant + float(self.weights @ shares) + float(excess.sum())
 
 
 class OptionTimes:
@@ -107,7 +98,6 @@ class OptionTimes:
         choices: choices of the whole space.
         index: positions in `BoundChoices.all`, table by table.
         group: position of every choice's lookup group in the slopes of cuts, ``[choices]``.
-        numbers: positions of these groups in the scorer.
         floor_of: returns the least of some floors ``[groups]`` that some rank is sure to pay, or 0.
     """
 
@@ -116,14 +106,9 @@ class OptionTimes:
         choices: BoundChoices,
         index: Ints,
         group: Ints,
-        numbers: Sequence[int],
         floor_of: Callable[[Array], float],
     ) -> None:
         self.group, self.floor_of = group, floor_of
-        exchanges = [exchange_of(choices.scorer.groups[g]) for g in numbers]
-        # the groups of every exchange of the space, ``[exchanges, groups]``
-        order = sorted(set(choices.exchanges))
-        self.members = np.array([[name == exchange for name in exchanges] for exchange in order])
         self.loads = choices.loads[index]
         self.everywhere = choices.everywhere[index]
         self.ranks = choices.problem.topology.world_size
@@ -163,20 +148,4 @@ class OptionTimes:
         idle = np.where(
             paid[matters][:, self.group] | (np.abs(even - mean) < NOISE), 0.0, even - mean
         )
-        per_output = np.zeros((len(paid), len(self.members)))
-        per_output[len(cut.segments) :] = self._per_output(cut.messages)
-        return CutTimes(cut.constant, weights, mean, even, peak, floor, idle, per_output[matters])
-
-    def _per_output(self, messages: Array) -> Array:
-        """Return the time per output element of messages of one exchange's outputs alone,
-        ``[messages, exchanges]``; 0 for other messages."""
-        outputs = messages[:, :, Load.OUTPUTS]
-        has_other_loads = np.delete(messages, Load.OUTPUTS, axis=2).any(axis=(1, 2))
-        per_output = np.zeros((len(messages), len(self.members)))
-        for number, groups in enumerate(self.members):
-            if not groups.any():
-                continue
-            mine = outputs[:, groups]
-            alike = ~has_other_loads & ~outputs[:, ~groups].any(axis=1)
-            per_output[:, number] = np.where(alike, mine.min(axis=1), 0.0)
-        return per_output
+        return CutTimes(cut.constant, weights, mean, even, peak, floor, idle)

@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from search.candidate import Candidate
 from search.feasibility import Feasibility, find_feasible
 from search.improve.annealing import Annealer, AnnealingTask
-from search.objective import Assignment, Objective
 from search.state import Tools
 
-PLACINGS = 4
-"""Number of plans whose shards fit that are tried until one also fits at its peak."""
+FOUND_BY = "feasibility"
 
 
 def rescue(tools: Tools) -> tuple[list[Candidate], Feasibility]:
     """Find any plan that fits; the search gets a second even when time is up.
 
-    If the shards of a plan fit but its peak does not, the tables are placed again within lower
-    caps, and the plan that lacks least is annealed until it fits.
+    If the shards of a plan fit but its peak does not, it is annealed until it fits.
     """
-    within, params, stop = tools.objective, tools.params, tools.stop
-    tried: list[Assignment] = []
-    nearest: Feasibility | None = None
-    for _ in range(PLACINGS):
-        seconds = max(1.0, stop.remaining_s)
-        feasibility = find_feasible(within, params.proof_work, tools.seed, seconds)
-        nearest = nearest or feasibility  # caps that were lowered prove nothing
-        plan = feasibility.assignment
-        if plan is None:
-            break
-        if tools.objective.fits(plan):
-            ms = float(tools.objective.score([plan])[0])
-            return [Candidate(plan, ms, "feasibility")], nearest
-        tried.append(plan)
-        within = within.beside(plan)
-    assert nearest is not None
-    if not tried:
+    objective, params = tools.objective, tools.params
+    seconds = max(1.0, tools.stop.remaining_s)
+    nearest = find_feasible(objective, params.proof_work, tools.seed, seconds)
+    start = nearest.assignment
+    if start is None:
         return [], nearest
-    start = min(tried, key=lambda plan: _lacking(tools.objective, plan))
-    options = tools.objective.space.options
-    task = AnnealingTask(start, options, params.least_moves, params.rounds, tools.seed)
-    annealer = Annealer(tools.objective, tools.surrogate, params)
-    found_plans = annealer.improve(task, lambda best_ms: best_ms < float("inf"))
-    if not found_plans:
-        return [], replace(nearest, assignment=start)
-    return [Candidate(plan, ms, "feasibility") for plan, ms in found_plans], nearest
-
-
-def _lacking(objective: Objective, plan: Assignment) -> int:
-    """Return the bytes that all ranks lack at the peak of a plan."""
-    return sum(map(sum, objective.missing(plan)))
+    if objective.fits(start):
+        return [Candidate(start, float(objective.score([start])[0]), FOUND_BY)], nearest
+    task = AnnealingTask(
+        start, objective.space.options, params.least_moves, params.rounds, tools.seed
+    )
+    annealer = Annealer(objective, tools.surrogate, params)
+    plans = annealer.improve(task, lambda best_ms: best_ms < float("inf"))
+    return [Candidate(plan, ms, FOUND_BY) for plan, ms in plans], nearest

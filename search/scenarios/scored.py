@@ -118,13 +118,14 @@ class RatedPlans:
         Args:
             stop: called after every round.
         """
-        spent = 0
+        spent, topology = 0, self.scorer.scenarios[0].problem.topology
+        rounds = round(params.part_of(len(self.plans[0]), topology.world_size) * params.rounds)
         for index in self._most_unlike():
             if stop():
                 break
             own, start = self.scorer.objective(index), self.best_of(index)
             options = own.space.options
-            task = AnnealingTask(start, options, params.tie_moves, params.rounds, seed)
+            task = AnnealingTask(start, options, params.tie_moves, rounds, seed)
             plans = Annealer(own, Surrogate(own), params).improve(task, stop)
             spent += own.evaluations
             self.add(plan for plan, _ in plans[:1])

@@ -19,6 +19,7 @@ from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.units import MIB, format_bytes
 from search.improve.annealing import Annealer, AnnealingTask
+from search.improve.merges import ExchangeMerges
 from search.objective import Objective
 from search.params import SearchParams
 from search.partitioner import GreedyPartitioner
@@ -301,7 +302,8 @@ class Advisor:
         return sorted(tried, key=lambda s: (s.target is not None, order.get(s.name, len(FIRST))))
 
     def _again(self, advice: Advice) -> Advice:
-        """Replace the plan if annealing finds one that is better beyond ties."""
+        """Replace the plan if another one is better beyond ties: with exchanges merged as long as
+        that saves time, and annealed."""
         size = len(advice.plan.tables) * advice.plan.world_size
         moves = round(self.effort * SearchParams.tie_moves)
         if self.pricing_late() or not moves or size > SearchParams.large:
@@ -311,10 +313,11 @@ class Advisor:
         start = objective.assignment_of(advice.plan)
         if start is None:
             return advice
+        surrogate = Surrogate(objective)
+        merged = ExchangeMerges(objective, surrogate).descend(start, advice.iteration_ms)
+        *_, (start, _) = [(start, advice.iteration_ms), *merged]
         task = AnnealingTask(start, objective.space.options, moves, ROUNDS, seed=0)
-        plans = Annealer(objective, Surrogate(objective)).improve(
-            task, lambda _: self.pricing_late()
-        )
+        plans = Annealer(objective, surrogate).improve(task, lambda _: self.pricing_late())
         better, ms = plans[0]
         if ms >= advice.iteration_ms * (1 - TOLERANCE):
             return advice

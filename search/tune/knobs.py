@@ -156,7 +156,6 @@ class Knob:
         costs: what turning it takes beside time.
         ordered: near values act alike.
         halves: fp16 and bf16 cannot be told apart by a prediction.
-        changes_loads: it changes what a shard costs its rank.
         trained: it means nothing for inference.
         one_by_one: the advisor tries it on single tables, too.
     """
@@ -180,14 +179,8 @@ class Knob:
     costs: tuple[str, ...] = ()
     ordered: bool = True
     halves: bool = False
-    changes_loads: bool = False
     one_by_one: bool = False
     trained: bool = False
-
-    @property
-    def is_advised(self) -> bool:
-        """True if the advisor tries the knob unasked."""
-        return self.advised is not _nothing
 
     @property
     def of_tables(self) -> bool:
@@ -213,16 +206,24 @@ class Knob:
 
     def turn(self, case: Case, value: Any, only: Sequence[Table] | None = None) -> Case:
         """Return the case with another value, in all tables that can have it or only some."""
-        value = value == ON if self.choices == SWITCH else value
-        path = self.path.split(".")
         if not self.of_tables:
-            return replace(case, workload=_with(case.workload, path, value))
+            field = _with(case.workload, self.path.split("."), self.shown(value))
+            return replace(case, workload=field)
         turning = {(t.module, t.name) for t in (self.open(case) if only is None else only)}
         tables = tuple(
-            _with(t, path[1:], value) if (t.module, t.name) in turning else t
+            self.turn_table(t, value) if (t.module, t.name) in turning else t
             for t in case.workload.tables
         )
         return replace(case, workload=replace(case.workload, tables=tables))
+
+    def turn_table(self, table: Table, value: Any) -> Table:
+        """Return a table with another value."""
+        changed: Table = _with(table, self.path.split(".")[1:], self.shown(value))
+        return changed
+
+    def shown(self, value: Any) -> Any:
+        """Return the value as the model file has it."""
+        return value == ON if self.choices == SWITCH else value
 
     def how(self, before: Case, after: Case, value: Any) -> str:
         """Describe the change of the model file and the script for a value."""
@@ -460,8 +461,9 @@ def _group_wrong(case: Case, value: Any) -> str:
 
 
 def _no_dense(case: Case) -> str:
-    has = isinstance(case.workload.dense, DenseArch | CapturedDense)
-    return "" if has and case.hardware.device == "cuda" else "the dense part has no such field here"
+    if not isinstance(case.workload.dense, DenseArch | CapturedDense):
+        return "the dense part is given as measured times"
+    return "" if case.hardware.device == "cuda" else "it is predicted for GPUs alone"
 
 
 def _no_pairs(case: Case) -> str:
@@ -524,9 +526,7 @@ def _of_dense(name: str, field: str, choices: Sequence[str] = SWITCH, **more: An
 
 def _of_tables(name: str, path: str, choices: Sequence[str], **more: Any) -> Knob:
     key = path.rpartition(".")[2]
-    return _of_text(
-        name, f"tables.{path}", choices, key=key, one_by_one=True, changes_loads=True, **more
-    )
+    return _of_text(name, f"tables.{path}", choices, key=key, one_by_one=True, **more)
 
 
 def _constraint(name: str, field: str, unset: Value, **more: Any) -> Knob:
@@ -556,7 +556,6 @@ PARAMETERS: dict[str, Knob] = {
                 else ()
             ),
             costs=(TRAINING,),
-            changes_loads=True,
         ),
         _of_text(
             "pipeline",
@@ -567,7 +566,6 @@ PARAMETERS: dict[str, Knob] = {
             wrong=_nothing_to_prefetch,
             script=LOOPS.__getitem__,
             costs=("another train loop",),
-            changes_loads=True,
         ),
         _of_qcomm("forward"),
         _of_qcomm("backward"),
@@ -620,7 +618,6 @@ PARAMETERS: dict[str, Knob] = {
             ),
             refused=_hosts_refused,
             wrong=_hosts_wrong,
-            changes_loads=True,
         ),
         Copies(
             name="groups",
@@ -636,7 +633,6 @@ PARAMETERS: dict[str, Knob] = {
             refused=_ranks_named,
             wrong=_group_wrong,
             costs=(TRAINING,),
-            changes_loads=True,
         ),
         # longer is always faster, and copies drift further apart, so the user says how long
         Copies(
@@ -676,7 +672,6 @@ PARAMETERS: dict[str, Knob] = {
             advised=lambda case: (ON,),
             script="samples shared out over ranks by the work of their lengths".format,
             costs=(AT_MOST, "samples move between ranks before each step"),
-            changes_loads=True,
         ),
         # every rank sends the distinct ids of its batch only
         _of_tables(
@@ -753,40 +748,40 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
 
 def steps(case: Case) -> Iterator[Step]:
     """Yield the steps that the advisor tries, one at a time."""
-    for name, knobs in KNOBS.items():
-        knob = knobs[0]
-        if knob.refusal(case):
+    for key, knobs, value, refused in _advised(case):
+        if refused:
             continue
-        for value in knob.advised(case):
-            if knob.fault(case, value):
-                continue
-            for target, turn in _turns(case, knobs, value):
-                after = turn(case)
-                if after != case:
-                    shown = value == ON if knob.choices == SWITCH else value
-                    how = "; ".join(dict.fromkeys(k.how(case, after, value) for k in knobs))
-                    key = name if len(knobs) > 1 else knob.key or name
-                    yield Step(key, target, shown, turn, knob.costs, how)
-                    if name == "groups" and case.workload.replica_groups is None:
-                        yield _with_rare_averaging(case, turn, value)
+        for target, turn in _turns(case, knobs, value):
+            after = turn(case)
+            if after != case:
+                how = "; ".join(dict.fromkeys(knob.how(case, after, value) for knob in knobs))
+                yield Step(key, target, knobs[0].shown(value), turn, knobs[0].costs, how)
+                if knobs[0].name == "groups" and case.workload.replica_groups is None:
+                    yield _with_rare_averaging(case, turn, value)
 
 
 def refusals(case: Case) -> dict[str, str]:
     """Map each setting that the advisor cannot try here, but could elsewhere, to the reason."""
-    reasons: dict[str, str] = {}
+    return {
+        key if value is None else f"{key}: {value}": refused
+        for key, _, value, refused in _advised(case)
+        if refused
+    }
+
+
+def _advised(case: Case) -> Iterator[tuple[str, tuple[Knob, ...], Any, str]]:
+    """Yield the name that the model file has for each setting, its parameters, each value to try,
+    and why it cannot be tried here; None for the value where no value can."""
     for name, knobs in KNOBS.items():
         knob = knobs[0]
         key = name if len(knobs) > 1 else knob.key or name
-        reason = knob.refusal(case)
-        if reason:
-            if knob.is_advised:
-                reasons[key] = reason
+        refused = knob.refusal(case)
+        if refused:
+            if knob.advised is not _nothing:
+                yield key, knobs, None, refused
             continue
         for value in knob.advised(case):
-            fault = knob.fault(case, value)
-            if fault:
-                reasons[f"{key}: {value}"] = fault
-    return reasons
+            yield key, knobs, value, knob.fault(case, value)
 
 
 def _turns(
@@ -799,21 +794,12 @@ def _turns(
         setting = dict.fromkeys((parameter.name for parameter in knobs), value)
         yield None, partial(turned, setting=setting)
         return
-    changing = [table for table in knob.open(case) if _changes(case, knob, value, table)]
+    changing = [table for table in knob.open(case) if knob.turn_table(table, value) != table]
     if len(changing) > 1:
         yield None, partial(knob.turn, value=value, only=changing)
     keys = dict(zip(map(id, _tables(case)), case.workload.keys, strict=True))
     for table in changing[:SINGLE]:
         yield keys[id(table)], partial(knob.turn, value=value, only=[table])
-
-
-def _changes(case: Case, knob: Knob, value: Value, table: Table) -> bool:
-    """Return True if a table has another value.
-
-    A model of that table alone is compared, so a thousand tables take linear time.
-    """
-    alone = replace(case, workload=replace(case.workload, tables=(table,)))
-    return knob.turn(alone, value, [table]) != alone
 
 
 def _with_rare_averaging(case: Case, turn: Callable[[Case], Case], size: Value) -> Step:
@@ -860,10 +846,6 @@ class Grid:
     def size(self) -> int:
         """Number of settings."""
         return math.prod(map(len, self.values.values()))
-
-    def loads_of(self, setting: Setting) -> tuple[Value, ...]:
-        """Return the values that decide the loads of shards; equal values share loads."""
-        return tuple(v for name, v in setting.items() if PARAMETERS[name].changes_loads)
 
     def effects_of(self, setting: Setting) -> tuple[Value, ...]:
         """Return a setting as predictions see it."""

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
@@ -30,22 +29,11 @@ STARTUP = 6
 """Number of random settings before TPE proposes any."""
 
 
-def distributions(grid: Grid) -> dict[str, BaseDistribution]:
-    """Return a grid as Optuna's distributions.
-
-    Ordered parameters, whose near values act alike, are indices into their list of values; all
-    others are categorical.
-    """
-    return {
-        name: IntDistribution(0, len(values) - 1)
-        if PARAMETERS[name].ordered
-        else CategoricalDistribution(values)
-        for name, values in grid.values.items()
-    }
-
-
 def setting_of(grid: Grid, params: Mapping[str, Any]) -> dict[str, Value]:
-    """Convert Optuna's parameters to a setting, in the grid's order."""
+    """Convert Optuna's parameters to a setting, in the grid's order.
+
+    Ordered parameters, whose near values act alike, are indices into their list of values.
+    """
     return {
         name: values[params[name]] if PARAMETERS[name].ordered else params[name]
         for name, values in grid.values.items()

@@ -91,7 +91,7 @@ class Trial(Outcome):
 def try_setting(
     problem: Problem,
     goals: Sequence[Goal],
-    known_values: Callable[[], Sequence[Values]],
+    known_values: Sequence[Values],
     warm: Sequence[ShardingPlan],
     stop: Stop,
     seed: int,
@@ -102,7 +102,7 @@ def try_setting(
     The bound rules it out if a known plan is, in every goal, within `WORTH` of the bound.
 
     Args:
-        known_values: returns the values of known plans; called after every refinement of the bound.
+        known_values: values of known plans.
         warm: plans to start from too, where they still fit.
         stop: budget of the search.
 
@@ -112,7 +112,7 @@ def try_setting(
 
     def rules_out(bound: Values) -> bool:
         nearly = tuple(value * (1 + WORTH) for value in bound)
-        return any(covers(values, nearly) for values in known_values())
+        return any(covers(values, nearly) for values in known_values)
 
     root_ms, least = root_bound(
         problem, lambda ms, least: rules_out(values_of(goals, problem, ms, least))

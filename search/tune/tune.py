@@ -20,10 +20,9 @@ import optuna
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.trial import TrialState
 
-from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError, InputError
 from predictor.predict import predict
-from search.problem import Problem, Progress, RankedPlan, Result, silent
+from search.problem import Progress, RankedPlan, Result, silent
 from search.solve import SEARCHERS, solve
 from search.stop import Stop
 from search.tune.goals import Goal, Values, covers, pareto_front, shard_bytes, values_of
@@ -50,8 +49,6 @@ WARM_PLANS = 2
 """Number of best plans so far that also start a trial's search."""
 ALIKE = 0.01
 """Fraction within which a front shows only one of two plans of a setting."""
-LOADS_KEPT = 4
-"""Number of shard loads that are cached for trials with the same loads."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,6 @@ class Tuning:
     shared: SharedStorage | None = None
     watch: Callable[[int, int, Trial | None], None] = lambda done, total, best: None
     _start: float = field(default_factory=time.monotonic)
-    _loads: dict[tuple[Value, ...], ShardLoads] = field(default_factory=dict)
     _known: dict[int, Trial] = field(default_factory=dict)
 
     def run(self) -> TuneResult:
@@ -198,7 +194,7 @@ class Tuning:
         limit = self.budget.time_limit_s
         elapsed_s = time.monotonic() - self._start
         search_limit_s = None if limit is None else max(1.0, limit - elapsed_s) / ahead
-        problem = self._problem(trial.setting)
+        problem = turned(self.case, trial.setting).problem()
         result = solve(
             problem,
             Stop(self.budget.effort * share, search_limit_s),
@@ -229,20 +225,6 @@ class Tuning:
             seed=self.budget.seed,
         )
         return Member(trial, trial.values, result)
-
-    def _problem(self, setting: Setting) -> Problem:
-        """Return the problem of a setting; it reuses the loads of an earlier one if they are equal.
-
-        Raises:
-            InfeasibleError: nothing is left for tables.
-        """
-        problem = turned(self.case, setting).problem()
-        same = self.grid.loads_of(setting)
-        loads = self._loads.pop(same, None) or problem.scorer.shards
-        self._loads[same] = loads
-        if len(self._loads) > LOADS_KEPT:
-            del self._loads[next(iter(self._loads))]
-        return replace(problem, loads=loads)
 
     def _work(self) -> str:
         while True:
@@ -299,13 +281,11 @@ class Tuning:
         limit = None if left_s == float("inf") else max(left_s, 1e-3)
         stop = Stop(effort=budget.effort * TRIAL_EFFORT, time_limit_s=limit)
 
-        def known() -> list[Values]:
-            return [values for values, _ in _best_first(self._trials())]
-
-        best = [trial.plan for _, trial in _best_first(self._trials())[:WARM_PLANS]]
-        warm = [plan for plan in best if plan is not None]
+        best = _best_first(self._trials())
+        known = [values for values, _ in best]
+        warm = [trial.plan for _, trial in best[:WARM_PLANS] if trial.plan is not None]
         try:
-            problem = self._problem(setting)
+            problem = turned(self.case, setting).problem()
             return try_setting(
                 problem, self.goals, known, warm, stop, budget.seed, budget.searchers
             )

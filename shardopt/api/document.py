@@ -7,19 +7,11 @@ a gain is a fraction of one.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
-from pydantic import (
-    AliasPath,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 
 from predictor.iteration.critical_path import Segment
 from predictor.iteration.ranges import OutOfRange
@@ -29,8 +21,11 @@ from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction, RankLoad
 from search.constraint_costs import ConstraintCost, ConstraintCosts
 from search.expected_gain import ExpectedGain
-from search.problem import RatedPlanInUse, TieSummary
+from search.in_use.price import Move
+from search.problem import Result, TieSummary
 from search.tune.advice import Advised, NotTried, OtherMachine
+from search.tune.trial import TRIED
+from shardopt.api.json_object import JsonObject, Object, Opaque, drawn, key
 from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes
 from shardopt.explain.deciding import DecidingConstant
@@ -39,59 +34,6 @@ from shardopt.explain.networks import NetworkPart
 from shardopt.explain.waits import Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.race import Confirmation
-
-Object = dict[str, Any]
-T = TypeVar("T")
-
-if TYPE_CHECKING:
-    Held = Annotated[T, "passed on without validation"]
-else:
-
-    class Held:
-        """A type of this program, which pydantic does not look into."""
-
-        def __class_getitem__(cls, kind: type) -> Any:
-            return Any
-
-
-def finite(value: Any) -> Any:
-    """Plain data in which a number that is not finite, and so not known, is None."""
-    if isinstance(value, BaseModel):
-        return finite(value.model_dump(mode="json", by_alias=True, exclude_unset=True))
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def key(description: str, source: str | None = None, *path: str | int, **options: Any) -> Any:
-    """A key of the output.
-
-    Args:
-        source, path: attribute of its value where that has another name, and the way on from it.
-    """
-    if source is not None:
-        options["validation_alias"] = AliasPath(source, *path)
-    return Field(description=description, **options)
-
-
-def drawn(**options: Any) -> Any:
-    """What drawings need beside the keys."""
-    return Field(exclude=True, repr=False, **options)
-
-
-class JsonObject(BaseModel):
-    """JSON object with its fields as keys; one that has a default is left out unless it is set."""
-
-    model_config = ConfigDict(
-        frozen=True, from_attributes=True, populate_by_name=True, arbitrary_types_allowed=True
-    )
-
-    def to_dict(self) -> Object:
-        """Return what ``--json`` prints."""
-        data: Object = finite(self)
-        return data
 
 
 def _tables(plan: Any) -> Any:
@@ -112,7 +54,7 @@ class Facts(JsonObject):
     batch_size: int = key("Samples per rank and iteration.")
     network: Object | None = key("``kind`` and ``per_gpu_gbps``, where it was named.", default=None)
     replica_groups: Object | None = key("2D parallelism, where there is some.", default=None)
-    setting: Held[Setting] = drawn()
+    setting: Opaque[Setting] = drawn()
 
 
 # --- advice and constraints ---------------------------------------------------------------------
@@ -123,7 +65,7 @@ class Change(JsonObject):
 
     iteration_ms: float
     gain: float = key("Share of the time per sample that goes.")
-    costs: list[str] = key("What it takes beside time.")
+    costs: list[str] = key("Costs beside time, in words.")
     same_plan: bool = key("False: the time is that of another plan, in ``tables``.")
     tables: Tables | None = key("As in plan.json.", default=None)
     labels: tuple[str, ...] = drawn()
@@ -155,7 +97,7 @@ class SingleChange(Change):
     name: str = key("Setting, as the model file has it where it does.")
     target: str | None = key("Table; null for the whole model.")
     value: Value
-    how: str = key("What to change where.")
+    how: str = key("Change to make, and where.")
 
 
 class JointChange(Change):
@@ -206,7 +148,7 @@ class Unconstrained(JsonObject):
 
 
 class ConstraintPrices(JsonObject):
-    """What the constraints of the model file cost."""
+    """Cost of the constraints of the model file."""
 
     constraint_costs: list[ConstraintCost] = key(
         "Constraints that bind, in the order in which dropping them saves most: ``table`` (null "
@@ -305,8 +247,8 @@ class PredictedPlan(Headline):
         "Part of a captured module -> device time in ms of its forward and backward."
     )
     replica_sync: ReplicaSyncTimes | None = key("Null where no table is copied.")
-    prediction: Held[Prediction] = drawn()
-    sharding_plan: Held[ShardingPlan] = drawn()
+    prediction: Opaque[Prediction] = drawn()
+    sharding_plan: Opaque[ShardingPlan] = drawn()
 
     @classmethod
     def of(cls, sharding: ShardingPlan, prediction: Prediction, /, **keys: Any) -> Self:
@@ -364,13 +306,13 @@ class InUse(JsonObject):
 
     plan: str = key("Path as given.")
     iteration_ms: float = key("Predicted time of the plan in use.")
-    misfits: list[str] = key("Why it cannot stay as it is.")
+    misfits: list[str] = key("Reasons why it cannot stay as it is.")
     max_moves: int | None = key("Tables that could move; null for all.")
     max_bytes: float | None = key("Bytes that could move; null for any number.")
     horizon: int | None = key("Steps over which a move had to pay for itself.")
     moved: list[str] = key("Tables that differ in the best plan.")
     moved_bytes: int = key("Weights and optimizer state that reach a rank that did not hold them.")
-    sharding_plan: Held[ShardingPlan] = drawn()
+    sharding_plan: Opaque[ShardingPlan] = drawn()
 
 
 class MoveAnswer(JsonObject):
@@ -386,9 +328,9 @@ class MoveAnswer(JsonObject):
     lower_bound_gain: float = key("No plan within the limits gains more of the time in use.")
 
 
-def move_keys(result: Any, move: Any, path: object) -> Object:
+def move_keys(result: Result, move: Move | None, path: object) -> Object:
     """``from`` and ``move`` of ``shardopt plan --json``; nothing without a plan in use."""
-    in_use: RatedPlanInUse | None = result.in_use
+    in_use = result.in_use
     if in_use is None or move is None:
         return {}
     moved = {"moved": move.tables, "moved_bytes": move.bytes, "sharding_plan": in_use.plan}
@@ -452,7 +394,7 @@ class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
 
     lower_bound_ms: float = key("No plan of the search space is predicted to be faster.")
     gap: float | None = key("``iteration_ms / lower_bound_ms - 1``; null where the bound is 0.")
-    bound_notes: list[str] = key("What the bound leaves out or did not get to; empty if closed.")
+    bound_notes: list[str] = key("Gaps that the bound leaves, in words; empty if it is closed.")
     surrogate_gap: None = key("Null; older readers ask for it.")
     stopped_by: str = key("``work``, ``gap``, ``time`` or ``interrupted``.")
     search_seconds: float = key("Wall time of the search in s.")
@@ -465,7 +407,7 @@ class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
         "where TorchRec's planner has no plan."
     )
     sharding_matters: bool = key("False where sane plans are alike.")
-    verdict: str = key("What to do, the first line of the console.")
+    verdict: str = key("Recommendation, the first line of the console.")
     host_bound: HostBound | None = key(
         "``share`` (of the iteration in which the GPU waits for its host), ``why``, ``remedy``."
     )
@@ -477,14 +419,14 @@ class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
         "``decided_by``, ``fullest_bytes`` (shards on the fullest rank) and ``expected_ms`` (mean "
         "over draws of the costs' errors), both of the best plan and of the fastest."
     )
-    scenarios: list[ScenarioAnswer] = key("What else could be true.")
+    scenarios: list[ScenarioAnswer] = key("Times of the best plan if costs or data differ.")
     worst_regret: float | None = key("Largest ``iteration_ms / best_known_ms - 1``.")
     proved_regret: float | None = key("The same with the bounds; null where one is missing.")
     passed_over: float | None = key(
         "Largest regret, or mean in ms, of a plan that is better by the objective, but that errors "
         "could not tell from the best plan."
     )
-    notes: list[str] = key("What the console says once.")
+    notes: list[str] = key("Notes of the console.")
     from_: InUse | None = Field(default=None, alias="from", description="The plan of ``--from``.")
     move: MoveAnswer | None = key("The move from it.", default=None)
     deciding: list[DecidingConstant] = key("Constants that decide, the most important first.")
@@ -497,8 +439,8 @@ class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
         "Gain over TorchRec's plan: ``value``, ``low``, ``high``; null where that was not timed.",
         default=None,
     )
-    confirmation: Held[Confirmation] | None = drawn()
-    torchrecs: Held[ShardingPlan] | None = drawn()
+    confirmation: Opaque[Confirmation] | None = drawn()
+    torchrecs: Opaque[ShardingPlan] | None = drawn()
 
     @property
     def best(self) -> FoundPlan:
@@ -525,6 +467,7 @@ class TuneTrial(JsonObject):
     reason: str | None
     objectives: dict[str, float] | None = key("Null unless searched.")
     bound: dict[str, float] | None = key("No plan of the setting has smaller objectives.")
+    as_given: bool = drawn()
 
 
 class TuneMember(JsonObject):
@@ -532,7 +475,7 @@ class TuneMember(JsonObject):
 
     number: int
     setting: dict[str, Value]
-    changes: list[str] = key("What to change, in words.")
+    changes: list[str] = key("Changes to make, in words.")
     objectives: dict[str, float]
     iteration_ms: float
     lower_bound_ms: float
@@ -553,6 +496,27 @@ class TuneKeys(JsonObject):
     front: list[TuneMember] = key("Best by the first objective first.")
     stopped_by: str = key("``trials``, ``exhausted``, ``time`` or ``interrupted``.")
     study: str | None = key("Its name in the storage.")
+
+    @property
+    def goal(self) -> str:
+        """The first objective."""
+        return next(iter(self.objectives))
+
+    @property
+    def choices(self) -> list[str]:
+        """Parameters that had a choice."""
+        return [name for name, values in self.values.items() if len(values) > 1]
+
+    @property
+    def tried(self) -> int:
+        """Settings that were searched, ruled out or found to have no plan."""
+        return sum(trial.state in TRIED for trial in self.trials)
+
+    @property
+    def as_given(self) -> TuneTrial | None:
+        """The trial of the case as given, if it was searched."""
+        given = (trial for trial in self.trials if trial.as_given and trial.objectives is not None)
+        return next(given, None)
 
 
 class TuneAnswer(PlanAnswer):
@@ -581,7 +545,7 @@ class MachineAnswer(JsonObject):
     other_machines: list[OtherMachine] | None
     constraint_costs: list[ConstraintCost] | None
     unconstrained: Unconstrained | None
-    no_plan: str | None = key("Why none fits.")
+    no_plan: str | None = key("Reason why none fits; null where one does.")
     plan: PlanAnswer | None = drawn()
 
 
@@ -600,7 +564,7 @@ class PathSegment(JsonObject):
 
     name: str
     phase: str
-    resource: str = key("What it occupies.")
+    resource: str = key("Group of the profile that prices it.")
     rank: int
     start_ms: float = key("From the start of the path.")
     duration_ms: float
@@ -669,7 +633,7 @@ class ExplainAnswer(AdviceKeys, GivenPlan, Facts):
         "are not named)."
     )
     changes: ChangesAnswer
-    memory_notes: list[str] = key("Why tables are in host memory, and what their caches waste.")
+    memory_notes: list[str] = key("Reasons for tables in host memory, and waste of their caches.")
     sensitivity: list[WhatIf] = key("``kind``, ``change``, ``iteration_ms`` and ``change_ms``.")
     deciding: list[DecidingConstant] = key("Constants that decide, the most important first.")
     others: list[GivenPlan] = key("Further plans.")

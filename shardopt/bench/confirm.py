@@ -266,7 +266,7 @@ class LedSessions:
     def __init__(
         self, workload: Workload, folder: Path, rank: Rank, device: Any, talk: Talk
     ) -> None:
-        from shardopt.torchrec.confirming import JoinedSessions
+        from shardopt.ranks.sessions import JoinedSessions
         from shardopt.training.batch import batch_ring
         from shardopt.training.loop import Training, set_matmul_precision
 
@@ -429,9 +429,9 @@ def renumbered(result: Confirmation, answer: Answer, say: Say) -> Confirmation:
         place = next((i for i, tables in enumerate(ranking, 1) if tables == plan.plan.tables), None)
         after += place is None
         names[plan.name] = f"plan {place or after}"
-    changed = [f"{old} is {new}" for old, new in names.items() if old != new]
+    changed = [f"{old} is now {new}" for old, new in names.items() if old != new]
     if changed:
-        say(f"by measured time, {', '.join(changed)} from here on")
+        say(f"plans are numbered by measured time from here on: {', '.join(changed)}")
 
     def named(text: str) -> str:
         return re.sub(r"\bplan \d+", lambda match: names.get(match[0], match[0]), text)

@@ -70,12 +70,7 @@ BATCH = 8
 """Samples a rank."""
 DEEPER = 8
 """Additional layers in the top MLP, to measure the time of a dense layer."""
-SHARDING = {
-    "dp": ShardingType.DATA_PARALLEL,
-    "tw": ShardingType.TABLE_WISE,
-    "rw": ShardingType.ROW_WISE,
-    "cw": ShardingType.COLUMN_WISE,
-}
+SHARDING = {kind.short.lower(): kind for kind in ShardingType}
 PLANS = ("dp", "tw", "rw", "cw", "tw+rw", "tw+dp", "tw+rw+cw", "tw+rw+cw+dp")
 MANY = ("tw", "rw")
 PREFETCHED = ("tw", "tw+rw+dp")

@@ -1,6 +1,6 @@
 """Kernels that one rank times: what a point of each family runs.
 
-Points and constants of fits are where the families are declared; this module alone needs torch.
+Points and fits are where the families are declared; this module and `together` alone need torch.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -66,39 +66,13 @@ def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measureme
 
     Their facts are per table ``[rows, dim, bags, ids, distinct rows]``, means over the batches.
     """
-    launch = Launch(point.params, timer.device)
-    return _measure_passes(
-        point, launch, timer, seconds, lambda output: output.backward(launch.gradient)
-    )
-
-
-def measure_dense_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure a TBE whose backward makes a dense gradient and no step."""
-    launch = Launch({**point.params, "kernel": ComputeKernel.DENSE}, timer.device)
-
-    def backward(output: Any) -> Any:
-        # not .backward(), which would add to the gradient of the sample before
-        return torch.autograd.grad(output, launch.tbe.weights, launch.gradient)
-
-    return _measure_passes(point, launch, timer, seconds, backward)
-
-
-def measure_unpooled_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure a TBE that gives a row for each id; its tables have one width."""
-    launch = Launch(point.params, timer.device)
-    most = max(len(arguments[0]) for arguments, _ in launch.ring)
-    gradient = torch.full((most, point.params["tables"][0]["dim"]), 1e-3, device=timer.device)
-    return _measure_passes(
-        point, launch, timer, seconds, lambda output: output.backward(gradient[: len(output)])
-    )
-
-
-def _measure_passes(
-    point: Point, launch: Launch, timer: Timer, seconds: float, run_backward: Callable[[Any], Any]
-) -> list[Measurement]:
+    dense = {"kernel": ComputeKernel.DENSE} if point.family == "lookup_dense" else {}
+    launch = Launch({**point.params, **dense}, timer.device)
     batches = [arguments for arguments, _ in launch.ring]
-    spent = sample_passes(timer, lambda i: launch.tbe(*batches[i % BATCHES]), run_backward, seconds)
-    return rows_of_passes(point, spent, tables=launch.facts)
+    passes = sample_passes(
+        timer, lambda i: launch.tbe(*batches[i % BATCHES]), launch.backward, seconds
+    )
+    return rows_of_passes(point, passes, tables=launch.facts)
 
 
 def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
@@ -119,7 +93,7 @@ def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measureme
         lambda _, __: launch.draw()[0],
         prefetch,
         lambda _, arguments: launch.tbe(*arguments),
-        lambda _, output: output.backward(launch.gradient),
+        lambda _, output: launch.backward(output),
     )
     for i in range(min(math.ceil(warming), MOST_WARMING)):
         value: Any = None
@@ -187,7 +161,8 @@ class Launch:
         options: dict[str, Any] = {}
         if "cache_load_factor" in params:
             options["cache_load_factor"] = params["cache_load_factor"]
-        if not params.get("pooled", True):
+        self.pooled = params.get("pooled", True)
+        if not self.pooled:
             options["pooling_mode"] = PoolingMode.NONE
         self.tbe = make_tbe(
             [(table["rows"], table["dim"]) for table in params["tables"]],
@@ -200,9 +175,19 @@ class Launch:
 
     @cached_property
     def gradient(self) -> Any:
-        """Gradient of the pooled outputs of all tables."""
-        width = sum(table["dim"] for table in self.params["tables"])
-        return torch.full((self.params["batch"], width), 1e-3, device=self.device)
+        """Gradient of the pooled outputs of all tables, or of a row for each id, of one width."""
+        rows, width = self.params["batch"], sum(table["dim"] for table in self.params["tables"])
+        if not self.pooled:
+            rows = max(len(arguments[0]) for arguments, _ in self.ring)
+            width = self.params["tables"][0]["dim"]
+        return torch.full((rows, width), 1e-3, device=self.device)
+
+    def backward(self, output: Any) -> Any:
+        """Run the backward of an output, with the step of its optimizer or to a dense gradient."""
+        if self.params.get("kernel") == ComputeKernel.DENSE:
+            # not .backward(), which would add to the gradient of the sample before
+            return torch.autograd.grad(output, self.tbe.weights, self.gradient)
+        return output.backward(self.gradient if self.pooled else self.gradient[: len(output)])
 
     @cached_property
     def ring(self) -> list[tuple[tuple[Any, ...], list[tuple[int, int]]]]:
@@ -306,33 +291,24 @@ TORCH_DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16":
 
 
 def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure ``[m, k] @ [k, n]``, laid out as in a linear layer's forward or backward."""
-    a, b = _operands(point.params, (), timer.device)
-    # tf32: a GPU's lower precision of fp32 products, on request
-    narrow = point.params["dtype"] == "tf32"
-    torch.set_float32_matmul_precision("high" if narrow else "highest")
-    samples = timer.samples(lambda: torch.mm(a, b), seconds)
-    torch.set_float32_matmul_precision("highest")
-    return [row_of_samples(point, samples)]
-
-
-def measure_product(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
-    """Measure ``count`` products ``[m, k] @ [k, n]``."""
-    a, b = _operands(point.params, (point.params["count"],), timer.device)
-    return [row_of_samples(point, timer.samples(lambda: torch.bmm(a, b), seconds))]
-
-
-def _operands(p: Mapping[str, Any], batch: tuple[int, ...], device: str) -> tuple[Any, Any]:
-    """Make both operands of a product, transposed in memory as the layout says."""
-    dtype = getattr(torch, TORCH_DTYPES[p.get("dtype", "fp32")])
+    """Measure ``[m, k] @ [k, n]``, or ``count`` of them, laid out as in forward or backward."""
+    p = point.params
+    batch = (p["count"],) if "count" in p else ()
+    dtype, layout = getattr(torch, TORCH_DTYPES[p.get("dtype", "fp32")]), p["layout"]
 
     def operand(rows: int, columns: int, turned: bool) -> Any:
         shape = (columns, rows) if turned else (rows, columns)
-        values = torch.randn((*batch, *shape), device=device).to(dtype)
+        values = torch.randn((*batch, *shape), device=timer.device).to(dtype)
         return values.transpose(-1, -2) if turned else values
 
-    m, n, k, layout = p["m"], p["n"], p["k"], p["layout"]
-    return operand(m, k, layout == "tn"), operand(k, n, layout == "nt")
+    a = operand(p["m"], p["k"], layout == "tn")
+    b = operand(p["k"], p["n"], layout == "nt")
+    multiply = torch.bmm if batch else torch.mm
+    # tf32: a GPU's lower precision of fp32 products, on request
+    torch.set_float32_matmul_precision("high" if p.get("dtype") == "tf32" else "highest")
+    samples = timer.samples(lambda: multiply(a, b), seconds)
+    torch.set_float32_matmul_precision("highest")
+    return [row_of_samples(point, samples)]
 
 
 def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
@@ -599,11 +575,11 @@ Measure = Callable[[Point, Timer, float], list[Measurement]]
 MEASURES: dict[str, Measure] = {
     "lookup": measure_lookup,
     "lookup_variant": measure_lookup,
-    "lookup_dense": measure_dense_lookup,
+    "lookup_dense": measure_lookup,
     "lookup_cached": measure_cached,
-    "lookup_unpooled": measure_unpooled_lookup,
+    "lookup_unpooled": measure_lookup,
     "gemm": measure_gemm,
-    "product": measure_product,
+    "product": measure_gemm,
     "interaction": measure_interaction,
     "attention": measure_attention,
     "elementwise": measure_elementwise,

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from predictor import units
 from predictor.errors import InputError
@@ -281,7 +282,7 @@ def take_part(
                     return stretch.lasts(share)
                 return bool(talk.share(stretch.lasts(share)))  # the first rank's clock decides
 
-            measure = measure_together if together else measure_alone
+            measure = partial(measure_together, talk=talk) if together else measure_alone
             for row in measure(turn, device, settings, lasts):
                 if rank.index == 0:
                     rows.append(row)

@@ -42,6 +42,7 @@ from shardopt.measure.sampling import (
     Timer,
     timer_of,
 )
+from shardopt.ranks.rank import Talk
 from shardopt.ranks.realtime import Runtime, hasten_gloo
 from shardopt.training.batch import batch_ring
 from shardopt.training.loop import Training
@@ -72,6 +73,7 @@ def measure_together(
     device: torch.device,
     settings: CalibrationSettings,
     lasts: Callable[[float], bool],
+    talk: Talk,
 ) -> Iterator[Measurement]:
     """Measure the points that need all ranks; every rank gets the rows.
 
@@ -92,10 +94,10 @@ def measure_together(
             if reference is None:
                 reference = Reference(device, dist.get_rank())
                 reference.measure()  # the first lookups of a process are slower than all later ones
-            yield from _measure_references(of_family, reference, calls)
+            yield from _measure_references(of_family, reference, calls, talk)
         elif family == "iteration":
             in_time = partial(lasts, 1.0)
-            yield from measure_iterations(of_family, device, settings, in_time, later)
+            yield from measure_iterations(of_family, device, settings, talk, in_time, later)
         else:
             more = partial(lasts, COLLECTIVES_SHARE)
             yield from measure_collectives(of_family, device, rounds, hosts, more)
@@ -228,13 +230,11 @@ def _make_call(point: Point, among: Ranks) -> Callable[[], Any]:
 
 
 def _measure_references(
-    points: Sequence[Point], reference: Reference, calls: int
+    points: Sequence[Point], reference: Reference, calls: int, talk: Talk
 ) -> Iterator[Measurement]:
     """Measure a row for each reference kernel, of so many calls of all ranks."""
     for _, kernels in groupby(points, key=lambda point: point.params["at"]):
-        mine = [reference.measure() for _ in range(calls)]
-        ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, mine)
+        ranks = talk.gather([reference.measure() for _ in range(calls)])
         for point in kernels:
             name = point.params["kernel"]
             repeats = (ms for rank in ranks for call in rank for ms in call[name])
@@ -245,6 +245,7 @@ def measure_iterations(
     points: Sequence[Point],
     device: Any,
     settings: CalibrationSettings,
+    talk: Talk,
     go_on: Callable[[], bool] = lambda: True,
     later: bool = False,
 ) -> Iterator[Measurement]:
@@ -287,8 +288,7 @@ def measure_iterations(
             times = _block(trainings[i], device, flush)
             if round_ >= WARM_UP_ROUNDS:
                 spent[i].append(times)
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, spent)
+    ranks = talk.gather(spent)
     for i, point in enumerate(points):
         facts = {"types": len(point.params["plan"].split("+")), "block": BLOCK}
         seconds = np.concatenate([block for rank in ranks for block in rank[i]])

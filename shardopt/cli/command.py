@@ -125,7 +125,7 @@ class Described:
 
 
 def describe(text: str) -> tuple[str, dict[str, Described]]:
-    """Split a docstring into its head and the descriptions of its parameters."""
+    """Split a docstring into its head, with a line a paragraph, and its parameters."""
     head: list[str] = []
     described: dict[str, Described] = {}
     panel = name = ""
@@ -149,7 +149,8 @@ def describe(text: str) -> tuple[str, dict[str, Described]]:
                 last.metavar,
                 f"{last.help} {line.strip()}",
             )
-    return "\n".join(head).strip(), described
+    paragraphs = "\n".join(head).strip().split("\n\n")
+    return "\n\n".join(" ".join(text.split("\n")) for text in paragraphs), described
 
 
 @cache

@@ -140,7 +140,7 @@ def print_json(data: Mapping[str, Any] | BaseModel) -> None:
 
 def to_json(data: Mapping[str, Any] | BaseModel) -> str:
     """Indented JSON that other languages read too."""
-    from shardopt.api.document import finite
+    from shardopt.api.json_object import finite
 
     return json.dumps(finite(data), indent=1, allow_nan=False) + "\n"
 

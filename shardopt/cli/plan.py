@@ -313,8 +313,8 @@ def _replay(path: Path, model: Path | None, context: typer.Context) -> View:
     settings = made_by.get("settings") if isinstance(made_by, Mapping) else None
     if not isinstance(settings, Mapping):
         raise PlanError(
-            f"{path}: does not say what made it; `shardopt plan ... -o FILE` of this version "
-            "writes plan files that can be made again"
+            f"{path}: does not say what made it; `shardopt plan ... -o FILE` of this version, "
+            "without --apply and --confirm, writes plan files that can be made again"
         )
     request, unknown = read_request(settings, str(path), model)
     for name in unknown:

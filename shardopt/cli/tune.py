@@ -84,7 +84,8 @@ def run_tuning(
     from search.tune.tune import Budget
     from shardopt.api.answer import answer_of
     from shardopt.api.setting import refuse_outside
-    from shardopt.report.tune import TuneReport, tune_view
+    from shardopt.api.tuned import tune_answer
+    from shardopt.report.tune import tune_view
 
     request, setting = inputs.request, inputs.setting
     budget = Budget(
@@ -109,8 +110,8 @@ def run_tuning(
     if output is not None:
         atomic_write_text(output, answer.plan_text())
     condition = f", once {request.model} has the best setting"
-    report = TuneReport(tuning, tuned, members, study, answer)
-    view = tune_view(report, next_lines(request.model, output, condition))
+    tuned_answer = tune_answer(answer, tuning, tuned, members, study)
+    view = tune_view(tuned_answer, next_lines(request.model, output, condition))
     return replace(view, code=EXIT_INTERRUPTED if interrupted else 0)
 
 

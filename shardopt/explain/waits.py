@@ -12,7 +12,7 @@ from pydantic import computed_field
 from predictor.cost.loads import Load, ShardLoads
 from predictor.iteration.critical_path import Segment
 from predictor.iteration.graph import COMPUTE, Graph, Op
-from predictor.iteration.timeline import Step
+from predictor.iteration.timeline import IterationTimes
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from predictor.predict import Prediction
@@ -118,7 +118,7 @@ def find_waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> 
     return sorted(waits, key=lambda w: (-w.wait_ms, w.collective))
 
 
-Arrival = tuple[Step, int, Sequence[Segment]]
+Arrival = tuple[IterationTimes, int, Sequence[Segment]]
 """A collective, the iteration it belongs to, and the path up to its last arrival."""
 
 
@@ -144,14 +144,14 @@ def _host_arrivals(prediction: Prediction) -> Iterator[Arrival]:
                 yield step, index, path[:place]
 
 
-def _collectives(prediction: Prediction) -> Iterator[tuple[Step, int, Op]]:
+def _collectives(prediction: Prediction) -> Iterator[tuple[IterationTimes, int, Op]]:
     for step in prediction.timeline.steps:
         for index, op in enumerate(prediction.graph.ops):
             if op.scope is not None:
                 yield step, index, op
 
 
-def _is_last(graph: Graph, step: Step, index: int, rank: int) -> bool:
+def _is_last(graph: Graph, step: IterationTimes, index: int, rank: int) -> bool:
     """Tell if a rank takes part in a collective and arrives last."""
     op = graph.ops[index]
     absent = op.absent(graph.world_size)
@@ -163,7 +163,7 @@ def _is_last(graph: Graph, step: Step, index: int, rank: int) -> bool:
 
 
 def _wait(
-    graph: Graph, step: Step, index: int, path: Sequence[Segment], tables: _Tables
+    graph: Graph, step: IterationTimes, index: int, path: Sequence[Segment], tables: _Tables
 ) -> Wait | None:
     op, late_rank = graph.ops[index], path[-1].rank
     assert op.scope is not None
@@ -179,7 +179,7 @@ def _wait(
     )
 
 
-def _idle_ms(graph: Graph, step: Step, index: int, rank: int) -> float:
+def _idle_ms(graph: Graph, step: IterationTimes, index: int, rank: int) -> float:
     """Return the ms from a rank's arrival at a collective to its start, less those it computes."""
     first, last = step.ready[index, 0, rank], step.start[index, 0, rank]
     idle = float(last - first)

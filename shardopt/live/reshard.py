@@ -22,7 +22,8 @@ from search.problem import PlanInUse, Problem, Result
 from search.solve import solve
 from search.stop import Stop
 from shardopt.api.cache import digest
-from shardopt.api.document import Object, finite, move_keys
+from shardopt.api.document import move_keys
+from shardopt.api.json_object import Object, finite
 from shardopt.config.distributions import measured_distribution
 from shardopt.extras import needs_torchrec
 from shardopt.npz import load_arrays

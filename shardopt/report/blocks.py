@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import BaseModel
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class View:
     """All forms of what a command answers.
 
     Args:
-        data: what ``--json`` prints.
+        data: answer that ``--json`` prints.
         full: the report.
         brief: the report under ``--quiet``.
         notes: what stands on stderr beside any of them, unless ``--quiet``.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from predictor.model.plan import ShardingPlan, TablePlan
-from shardopt.api.document import JsonObject, key
+from shardopt.api.json_object import JsonObject, key
 from shardopt.explain.differences import TableDiff, header_diffs, table_diffs
 from shardopt.formatting import ms, plural, ranks_text, times, type_mix
 from shardopt.report.blocks import Block, Heading, TextTable, View
@@ -66,7 +66,9 @@ def diff_view(names: tuple[str, str], a: ShardingPlan, b: ShardingPlan) -> View:
     ]
     if diffs:
         rows = [(d.table, ", ".join(d.what), _words(d, d.a), _words(d, d.b)) for d in diffs]
-        report.append(Heading(f"{plural(len(diffs), 'table')} differ, {same} do not"))
+        differ = "differs" if len(diffs) == 1 else "differ"
+        do = "does" if same == 1 else "do"
+        report.append(Heading(f"{plural(len(diffs), 'table')} {differ}, {same} {do} not"))
         report.append(TextTable(["~table", "~differs in", "~A", "~B"], rows))
     else:
         report.append(f"No table differs ({same}).")

@@ -65,11 +65,13 @@ def plan_view(answer: PlanAnswer, end: Sequence[str]) -> View:
 
 def advice_view(answer: AdviceAnswer) -> View:
     """The advice alone, at a plan that was not searched for."""
-    where = f"{finder_words(answer.found_by)}, {ms(answer.iteration_ms)}"
+    theirs = answer.found_by == TORCHREC
+    finder = finder_words(answer.found_by) if theirs else f"the rule '{answer.found_by}'"
     blocks: list[Block] = [
         setting_facts(answer.setting),
         *advice(answer, answer.device),
-        f"No plan was searched for; settings are priced at that of {where}.",
+        f"No plan was searched for; settings are priced at that of {finder}, which takes "
+        f"{ms(answer.iteration_ms)}.",
     ]
     return View(answer, blocks, notes=answer.setting.notes)
 
@@ -327,8 +329,8 @@ def _in_use(answer: PlanAnswer) -> list[Block]:
         *(warning(f"It cannot stay as it is: {reason}.") for reason in in_use.misfits),
     ]
     if not in_use.moved:
-        most = percent(move.lower_bound_gain)
-        proved = f"Staying is best: proved, no plan within the limits gains more than {most}."
+        most = at_most(move.lower_bound_gain)
+        proved = f"Staying is best: proved, any plan within the limits gains {most}."
         return [*lines, f"No table moves. {proved if answer.lower_bound_ms > 0 else ''}"]
     shown = in_use.moved[:SHOWN_MOVES]
     rows = [
@@ -417,14 +419,15 @@ def _off(confirmation: Confirmation) -> list[Block]:
 
 def gained(confirmation: Confirmation, expected: ExpectedGain | None) -> str:
     """The fastest plan, and the measured gain beside the expected one."""
+    name = confirmation.best.name
+    fastest = f"{name[0].upper()}{name[1:]} is the fastest measured plan"
+    if confirmation.is_theirs:
+        return f"{fastest}; it is TorchRec's."
     if confirmation.gain is None:
-        return f"{confirmation.best.name} is the fastest measured plan; TorchRec's was not timed."
+        return f"{fastest}; TorchRec's was not timed."
     value, low, high = confirmation.gain
     between = ""
     if low is not None and high is not None:
         between = f" (95 % interval {points(low)} to {points(high)})"
     before = "" if expected is None else f"; {points(expected.mean)} % was expected"
-    return (
-        f"{confirmation.best.name} is the fastest measured plan: it gains {points(value)} % over "
-        f"TorchRec's{between}{before}."
-    )
+    return f"{fastest}: it gains {points(value)} % over TorchRec's{between}{before}."

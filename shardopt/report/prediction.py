@@ -178,7 +178,7 @@ def nearly_full_text(memory: Sequence[RankUse]) -> str:
 
 
 PROVENANCE_SENTENCES = {
-    "measured": "Based on measurements.",
+    "measured": "Based on measurements of the profile's machine.",
     "learned": "Based on measurements, corrected by a trace of your job.",
     "published": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
     "derived": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
@@ -342,7 +342,7 @@ def setting_facts(setting: Setting) -> TextTable:
         (
             workload.name,
             f"{plural(len(workload.tables), 'table')}, "
-            f"{gib_number(workload.embedding_bytes)} GiB of embeddings, "
+            f"{format_bytes(workload.embedding_bytes)} of embeddings, "
             f"{lookups:,.4g} ids per sample",
         ),
         (

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from shardopt.api.document import JsonObject, key
+from shardopt.api.json_object import JsonObject, key
 from shardopt.report.blocks import Block, Heading, Line, TextTable, View, warning
 from shardopt.stats.result import (
     HOT_SHARE,

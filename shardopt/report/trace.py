@@ -24,7 +24,8 @@ from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace
 from predictor.units import format_bytes
-from shardopt.api.document import JsonObject, PathSegment, key, path_keys
+from shardopt.api.document import PathSegment, path_keys
+from shardopt.api.json_object import JsonObject, key
 from shardopt.formatting import ms, number, percent, plural, ranks_text
 from shardopt.report.blocks import Bar, Block, Heading, Legend, Line, TextTable, View
 from shardopt.report.explain import path_grid

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from predictor.units import GIB
-from search.tune.goals import Goal, Values
-from search.tune.knobs import Value, change_lines, changes
-from search.tune.trial import TRIED, WORTH, Trial
-from search.tune.tune import Member, TuneResult, Tuning
-from shardopt.api.answer import Answer
-from shardopt.api.document import TuneAnswer, TuneKeys
+from search.tune.knobs import Value
+from search.tune.trial import TRIED, WORTH
+from shardopt.api.document import TuneAnswer, TuneKeys, TuneMember, TuneTrial
 from shardopt.formatting import number, percent, plural
 from shardopt.report.blocks import Block, Heading, TextTable, View
 from shardopt.report.plan import plan_view
@@ -35,95 +31,48 @@ ENDED = {
 }
 
 
-@dataclass(frozen=True)
-class TuneReport:
-    """Everything the report shows.
-
-    Args:
-        members: settings that no other beats, best by the first goal first.
-        study: its name in the storage; None without one.
-        answer: the plans under the best setting.
-    """
-
-    tuning: Tuning
-    tuned: TuneResult
-    members: Sequence[Member]
-    study: str | None
-    answer: Answer
-
-    @property
-    def goals(self) -> Sequence[Goal]:
-        """Minimised quantities."""
-        return self.tuning.goals
-
-    @property
-    def tried(self) -> int:
-        """Settings that were searched, ruled out or found to have no plan."""
-        return sum(trial.state in TRIED for trial in self.tuned.trials)
-
-    @property
-    def tuned_names(self) -> list[str]:
-        """The parameters that had a choice."""
-        return [name for name, values in self.tuning.grid.values.items() if len(values) > 1]
-
-    def as_given(self) -> Trial | None:
-        """The trial of the case as given, if it was searched."""
-        for trial in self.tuned.trials:
-            if trial.values is not None and not changes(self.tuning.case, trial.setting):
-                return trial
-        return None
-
-
-def tune_view(report: TuneReport, end: Sequence[str]) -> View:
+def tune_view(answer: TuneAnswer, end: Sequence[str]) -> View:
     """Show the trials, the best setting and its plan.
 
     Args:
         end: as of `plan_view`.
     """
-    answer = report.answer.document()
-    plan = plan_view(answer, end)
-    name = "only setting tried" if report.tried == 1 else "best setting"
-    words = _words(report.members[0].trial.setting)
+    tune, plan = answer.tune, plan_view(answer, end)
+    name = "only setting tried" if tune.tried == 1 else "best setting"
     return View(
-        TuneAnswer(
-            **{name: getattr(answer, name) for name in answer.model_fields_set},
-            tune=tune_keys(report),
-        ),
+        answer,
         [
-            *_trials(report),
-            *(_front(report) if len(report.members) > 1 else ()),
-            *_best(report),
+            *_trials(tune),
+            *(_front(tune) if len(tune.front) > 1 else ()),
+            *_best(tune),
             Heading("The plan", f"under the {name}"),
             *plan.full,
         ],
-        [f"{name}: {words}{_gain(report)}", *plan.brief],
+        [f"{name}: {_words(tune.best.setting)}{_gain(tune)}", *plan.brief],
         plan.notes,
     )
 
 
-def _trials(report: TuneReport) -> list[Block]:
+def _trials(tune: TuneKeys) -> list[Block]:
     """The best trials searched and the one as given, then how many there were."""
-    as_given = report.as_given()
-    searched = [t for t in report.tuned.trials if t.values is not None]
-    shown = sorted(searched, key=lambda t: (t.values, t.number))[:MAX_SHOWN]
+    as_given = tune.as_given
+    searched = [trial for trial in tune.trials if trial.objectives is not None]
+    shown = sorted(searched, key=lambda t: (*(t.objectives or {}).values(), t.number))[:MAX_SHOWN]
     if as_given is not None and as_given not in shown:
         shown.append(as_given)
     rows = []
-    members = {m.trial.number: m for m in reversed(report.members)}
+    members = {member.number: member for member in reversed(tune.front)}
     for trial in shown:
-        values, ms = trial.values, trial.iteration_ms
         member = members.get(trial.number)
-        if member is not None:  # the figures of the best setting below
-            values, ms = member.values, member.result.best.iteration_ms
-        marks = ["as given"] * (trial is as_given) + ["searched again"] * (member is not None)
+        marks = ["as given"] * trial.as_given + ["searched again"] * (member is not None)
         name = f"{trial.number}{' (' + ', '.join(marks) + ')' if marks else ''}"
-        rows.append([name, *_cells(report, trial.setting, values or (), ms or 0.0)])
-    best = f"a quick search of each setting, best {WORDS[report.goals[0].name]} first"
-    return [Heading("Trials", best), _grid(report, ["<trial"], rows), "", _counted(report)]
+        rows.append([name, *_cells(tune, member or trial)])  # the figures of the best setting below
+    best = f"a quick search of each setting, best {WORDS[tune.goal]} first"
+    return [Heading("Trials", best), _grid(tune, ["<trial"], rows), "", _counted(tune)]
 
 
-def _counted(report: TuneReport) -> str:
-    states = Counter(t.state for t in report.tuned.trials)
+def _counted(tune: TuneKeys) -> str:
+    states = Counter(trial.state for trial in tune.trials)
     parts = [f"{states['searched']} searched"]
     if states["ruled out"]:
         parts.append(
@@ -137,84 +86,76 @@ def _counted(report: TuneReport) -> str:
     if states["open"]:
         parts.append(f"{plural(states['open'], 'trial')} unfinished")
     return (
-        f"{report.tried} of {plural(report.tuning.grid.size, 'setting')} tried "
-        f"({ENDED[report.tuned.stopped_by]}): {', '.join(parts)}."
+        f"{tune.tried} of {plural(tune.settings, 'setting')} tried "
+        f"({ENDED[tune.stopped_by]}): {', '.join(parts)}."
     )
 
 
-def _grid(report: TuneReport, first: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:
-    names = (f"~{name.replace('_', ' ')}" for name in report.tuned_names)
-    goals = (f">{HEADERS[goal.name]}" for goal in report.goals)
+def _grid(tune: TuneKeys, first: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:
+    names = (f"~{name.replace('_', ' ')}" for name in tune.choices)
+    goals = (f">{HEADERS[goal]}" for goal in tune.objectives)
     return TextTable([*first, *names, *goals, ">ms"], rows)
 
 
-def _cells(
-    report: TuneReport, setting: Mapping[str, Value], values: Values, ms: float
-) -> list[str]:
-    def shown(goal: Goal, value: float) -> str:
-        if goal.name == "memory":
+def _cells(tune: TuneKeys, result: TuneTrial | TuneMember) -> list[str]:
+    def shown(goal: str, value: float) -> str:
+        if goal == "memory":
             return f"{value / GIB:.2f}"
         return f"{value:.4g}" if value < 1 else number(value)
 
     return [
-        *(str(setting[name]) for name in report.tuned_names),
-        *(shown(goal, value) for goal, value in zip(report.goals, values, strict=True)),
-        number(ms),
+        *(str(result.setting[name]) for name in tune.choices),
+        *(shown(goal, value) for goal, value in (result.objectives or {}).items()),
+        number(result.iteration_ms or 0.0),
     ]
 
 
-def _front(report: TuneReport) -> list[Block]:
+def _front(tune: TuneKeys) -> list[Block]:
     """Settings that no other beats, after the last search."""
-    names = ", ".join(WORDS[goal.name] for goal in report.goals)
+    names = ", ".join(WORDS[goal] for goal in tune.objectives)
     rows = [
-        [
-            str(place),
-            str(member.trial.number),
-            *_cells(report, member.trial.setting, member.values, member.result.best.iteration_ms),
-        ]
-        for place, member in enumerate(report.members, start=1)
+        [str(place), str(member.number), *_cells(tune, member)]
+        for place, member in enumerate(tune.front, start=1)
     ]
     title = Heading("Pareto front", f"no setting found is better than these in {names}")
-    return [title, _grid(report, ["<", "<trial"], rows)]
+    return [title, _grid(tune, ["<", "<trial"], rows)]
 
 
-def _best(report: TuneReport) -> list[Block]:
-    best = report.members[0]
-    by = f" by {WORDS[report.goals[0].name]}" if len(report.members) > 1 else ""
-    name = "Only setting tried" if report.tried == 1 else f"Best setting{by}"
-    lines = change_lines(report.tuning.case, best.trial.setting)
+def _best(tune: TuneKeys) -> list[Block]:
+    best, not_tried, gain = tune.best, _not_tried(tune), _gain(tune)
+    by = f" by {WORDS[tune.goal]}" if len(tune.front) > 1 else ""
     blocks: list[Block] = [
-        Heading(name, _words(best.trial.setting)),
-        *(f"  - {text}" for text in lines),
+        Heading(
+            "Only setting tried" if tune.tried == 1 else f"Best setting{by}", _words(best.setting)
+        ),
+        *(f"  - {text}" for text in best.changes),
     ]
-    not_tried = _not_tried(report)
-    if not lines and not not_tried:
+    if not best.changes and not not_tried:
         blocks.append("Nothing to change: the model and the machine as given are best.")
-    elif not lines:
+    elif not best.changes:
         blocks.append(
             "No setting that was tried is better than the model and the machine as given."
         )
     blocks += not_tried
-    if lines:
-        blocks += filter(None, [_undone(report.tuning.undone(best))])
-    gain = _gain(report)
+    if best.changes:
+        blocks += filter(None, [_undone(best.undone)])
     return [*blocks, *([f"This takes {gain.removeprefix(', ')}."] if gain else [])]
 
 
-def _not_tried(report: TuneReport) -> list[str]:
+def _not_tried(tune: TuneKeys) -> list[str]:
     """The number of settings that no trial was for, and the values that none had."""
-    untried = report.tuning.grid.size - report.tried
+    untried = tune.settings - tune.tried
     if untried <= 0:
         return []
-    tried = [trial.setting for trial in report.tuned.trials if trial.state in TRIED]
+    tried = [trial.setting for trial in tune.trials if trial.state in TRIED]
     values = {
         name: [str(value) for value in values if all(setting[name] != value for setting in tried)]
-        for name, values in report.tuning.grid.values.items()
+        for name, values in tune.values.items()
     }
     missing = [
         f"{n.replace('_', ' ')} {', '.join(unused)}" for n, unused in values.items() if unused
     ]
-    words = f"{untried:,} of {plural(report.tuning.grid.size, 'setting')} were not tried"
+    words = f"{untried:,} of {plural(tune.settings, 'setting')} were not tried"
     return [words + (f"; no trial had {'; '.join(missing)}." if missing else ".")]
 
 
@@ -231,63 +172,14 @@ def _undone(undone: Mapping[str, float]) -> str:
     return f"Undoing just one of them, with the same plan, costs: {', '.join(parts)}."
 
 
-def _gain(report: TuneReport) -> str:
+def _gain(tune: TuneKeys) -> str:
     """Say how much better the best setting is than the given one, by the first goal."""
-    as_given, goal = report.as_given(), report.goals[0]
-    if (
-        as_given is None
-        or as_given.values is None
-        or as_given.number == report.members[0].trial.number
-    ):
+    as_given, goal = tune.as_given, tune.goal
+    if as_given is None or as_given.objectives is None or as_given.number == tune.best.number:
         return ""
-    less = 1 - report.members[0].values[0] / as_given.values[0]
-    return (
-        f", {percent(less)} less {WORDS[goal.name]} than the setting as given" if less > 0 else ""
-    )
+    less = 1 - tune.best.objectives[goal] / as_given.objectives[goal]
+    return f", {percent(less)} less {WORDS[goal]} than the setting as given" if less > 0 else ""
 
 
 def _words(setting: Mapping[str, Value]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in setting.items())
-
-
-def tune_keys(report: TuneReport) -> TuneKeys:
-    """``tune`` of ``shardopt plan --tune --json``."""
-    tuning = report.tuning
-    front = [
-        {
-            **vars(member.trial),
-            "changes": change_lines(tuning.case, member.trial.setting),
-            "objectives": _named(report, member.values),
-            "iteration_ms": member.result.best.iteration_ms,
-            "lower_bound_ms": member.result.lower_bound_ms,
-            "undone": tuning.undone(member),
-            "tables": member.result.best.plan,
-        }
-        for member in report.members
-    ]
-    trials = [
-        {
-            **vars(trial),
-            "objectives": _named(report, trial.values),
-            "bound": _named(report, trial.bound),
-        }
-        for trial in report.tuned.trials
-    ]
-    return TuneKeys.model_validate(
-        {
-            "objectives": {goal.name: goal.unit for goal in report.goals},
-            "values": tuning.grid.values,
-            "settings": tuning.grid.size,
-            "trials": trials,
-            "best": front[0],
-            "front": front,
-            "stopped_by": report.tuned.stopped_by,
-            "study": report.study,
-        }
-    )
-
-
-def _named(report: TuneReport, values: Values | None) -> dict[str, float] | None:
-    if values is None:
-        return None
-    return {goal.name: value for goal, value in zip(report.goals, values, strict=True)}

@@ -1,11 +1,12 @@
 """shardopt inside TorchRec; the names below load on first use.
 
-Begin with `hook`: the planner. It reads the user's module (`read_module`, over `tables` and
-`capture`) and machine (`machine`), asks what TorchRec offers and would do itself (`offered`), and
-searches. `options` and `convert` turn plans into TorchRec's and back; with `collective` one rank
-plans for all. `costs` and `provider` are smaller doors into TorchRec's own planning, `model_file`
-writes what was read, `running` changes the plan of a running job, and `private` is all that is not
-public. `confirming` runs plans in a training script.
+Begin with `hook`: the planner. One call of it is a `planning`, which reads the user's module
+(`read_module`, over `tables` and `capture`), asks what TorchRec offers and would do itself
+(`offered`), and searches on the ranks of a `machine`. `options` and `convert` turn plans into
+TorchRec's and back; with `collective` one rank plans for all. `costs` and `provider` are smaller
+doors into TorchRec's own planning, `model_file` writes what was read, `running` changes the plan of
+a running job, and `private` is all that is not public. `confirming` runs plans in a training
+script.
 """
 
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from predictor.model.topology import ReplicaGroups as ReplicaGroups
+    from shardopt.ranks.record import record as record
     from shardopt.torchrec.confirming import Confirm as Confirm
     from shardopt.torchrec.confirming import confirm as confirm
     from shardopt.torchrec.costs import ShardoptPerfEstimator as ShardoptPerfEstimator
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from shardopt.torchrec.provider import ShardoptPlannerExecutor as ShardoptPlannerExecutor
     from shardopt.torchrec.provider import ShardoptPlannerProvider as ShardoptPlannerProvider
     from shardopt.torchrec.provider import plan_machines as plan_machines
-    from shardopt.torchrec.record import record as record
     from shardopt.torchrec.report import ShardoptPlanReporter as ShardoptPlanReporter
     from shardopt.torchrec.report import ShardoptStats as ShardoptStats
     from shardopt.torchrec.running import check_resume as check_resume
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "predictor.model.topology": "ReplicaGroups",
+    "shardopt.ranks.record": "record",
     "shardopt.torchrec.confirming": "Confirm confirm",
     "shardopt.torchrec.costs": "ShardoptPerfEstimator ShardoptPerfModel",
     "shardopt.torchrec.hook": "ShardoptPlanner",
     "shardopt.torchrec.model_file": "to_yaml",
     "shardopt.torchrec.provider": "ShardoptPlannerExecutor ShardoptPlannerProvider plan_machines",
-    "shardopt.torchrec.record": "record",
     "shardopt.torchrec.report": "ShardoptPlanReporter ShardoptStats",
     "shardopt.torchrec.running": "check_resume load_training_state load_under_plan save_for_plan "
     "training_state",

@@ -17,7 +17,7 @@ from search.expected_gain import NOTHING
 from search.prefer import TOLERANCE
 from search.problem import Problem
 from shardopt.formatting import listed, ms, percent, plural
-from shardopt.torchrec.logs import logger
+from shardopt.logs import logger
 
 
 @dataclass(frozen=True)

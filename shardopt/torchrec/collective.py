@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.logs import logger
+from shardopt.logs import logger
 from shardopt.torchrec.private import shortest_timeout_s, timeout_of_cpus
 
 with needs_torchrec():

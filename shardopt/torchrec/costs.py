@@ -18,7 +18,7 @@ from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.model.workload import DenseArch, QComm, Workload
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.logs import logger
+from shardopt.logs import logger
 from shardopt.torchrec.machine import check_bandwidths, detect_hardware, read_topology
 from shardopt.torchrec.offered import describe_reasons, reasons_of
 from shardopt.torchrec.options import TableKey, kernel_of, to_plan, to_table_plan

@@ -10,7 +10,7 @@ from pathlib import Path
 from predictor.errors import ShardoptError
 from shardopt.api.cache import solver_versions, versions
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.logs import logger
+from shardopt.logs import logger
 from shardopt.torchrec.tables import find_tables
 
 with needs_torchrec():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from predictor import units
 from predictor.errors import InputError
@@ -20,9 +20,14 @@ from predictor.model.memory.peak import limit_processes
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from search.problem import Problem
-from shardopt.config.cluster import ClusterConfig, default_nvlink_domain, load_cluster
+from shardopt.config.cluster import (
+    ClusterConfig,
+    default_nvlink_domain,
+    hardware_of,
+    load_cluster,
+)
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.logs import logger, silence_torchrec
+from shardopt.logs import logger, silence_torchrec
 from shardopt.torchrec.tables import configs_of, find_embedding_modules
 
 with needs_torchrec():
@@ -320,28 +325,61 @@ def find_replicas(
     return None if group.job is None else Replicas(groups, group)
 
 
-def problem_of(
-    workload: Workload,
-    free_topology: TorchRecTopology,
-    hardware: HardwareProfile,
-    cluster: ClusterConfig | None,
-    replicas: Replicas | None,
-) -> Problem:
-    """Return the problem that the search solves.
+class Machine(NamedTuple):
+    """Costs and links of the ranks.
 
     Args:
-        free_topology: the ranks that the plan covers, with the memory that the reservation left.
+        links: a cluster file; None where the profile and the topology say it all.
+        stand_in: the profile is of another machine, as nobody named one and none of this is known.
+    """
+
+    hardware: HardwareProfile
+    links: ClusterConfig | None
+    replicas: Replicas | None
+    stand_in: bool
+
+    def problem(self, workload: Workload, free_topology: TorchRecTopology) -> Problem:
+        """Return the problem that the search solves.
+
+        Args:
+            free_topology: ranks of the plan with the memory that the reservation left.
+
+        Raises:
+            InputError: TorchRec cannot average a table.
+        """
+        replicas, device = self.replicas, self.hardware.device
+        groups = None if replicas is None else replicas.groups
+        workload = replace(workload, replica_groups=groups)
+        ranks = read_topology(free_topology, self.hardware, None if replicas else self.links)
+        if replicas is not None:
+            workload.sharding_group(replicas.group.whole)
+            hbm, ddr = ranks.hbm_cap_bytes, ranks.ddr_cap_bytes
+            ranks = replace(replicas.group, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
+        return Problem(workload, limit_processes(workload, ranks, device), self.hardware)
+
+
+def read_machine(
+    hardware: str | HardwareProfile | None,
+    cluster: str | PathLike[str] | None,
+    job: TorchRecTopology,
+    device: str,
+    replicas: Replicas | None,
+) -> Machine:
+    """The given profile, else that of the cluster file, of the GPU found here, or the default.
+
+    Args:
+        job: all ranks.
 
     Raises:
-        InputError: TorchRec cannot average a table.
+        InputError: the profile is of another device, or the cluster of other ranks.
     """
-    if replicas is None:
-        workload = replace(workload, replica_groups=None)
-        ranks = read_topology(free_topology, hardware, cluster)
-        return Problem(workload, limit_processes(workload, ranks, hardware.device), hardware)
-    workload = replace(workload, replica_groups=replicas.groups)
-    workload.sharding_group(replicas.group.whole)
-    ranks = read_topology(free_topology, hardware)
-    hbm, ddr = ranks.hbm_cap_bytes, ranks.ddr_cap_bytes
-    group = replace(replicas.group, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
-    return Problem(workload, limit_processes(workload, group, hardware.device), hardware)
+    links = None if cluster is None else read_cluster(cluster, job)
+    if hardware is None and links is not None:
+        _, hardware = hardware_of(links) or (None, None)
+    costs = detect_hardware(hardware, device)
+    return Machine(
+        costs if links is None else links.joined(costs),
+        links,
+        replicas,
+        hardware is None and profile_of_here(device) is None,
+    )

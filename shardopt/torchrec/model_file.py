@@ -26,9 +26,9 @@ from shardopt.config.write import (
 from shardopt.extras import needs_torchrec
 from shardopt.files import atomic_write_text
 from shardopt.formatting import listed
+from shardopt.logs import silence_torchrec
 from shardopt.torchrec.capture.capture import capture_dense
 from shardopt.torchrec.capture.step import GIVEN, DenseOptimizer, name_of_optimizer
-from shardopt.torchrec.logs import silence_torchrec
 from shardopt.torchrec.pipelines import Assumed, priced_as
 from shardopt.torchrec.read_module import (
     UserInputs,

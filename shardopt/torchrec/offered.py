@@ -19,7 +19,7 @@ from search.problem import Problem
 from search.space.option import Option
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import listed
-from shardopt.torchrec.logs import logger
+from shardopt.logs import logger
 from shardopt.torchrec.options import TableKey, group_by_table, kernel_of
 from shardopt.torchrec.read_module import tables_of
 
@@ -127,6 +127,19 @@ def without(topology: TorchRecTopology, options: Options) -> TorchRecTopology:
     for shard in (shard for option in options for shard in option.shards):
         remaining.devices[shard.rank].storage -= shard.storage
     return remaining
+
+
+def check_storage(options: Options, topology: TorchRecTopology) -> None:
+    """Refuse a plan that does not fit by the user's own storage estimator."""
+    for before, after in zip(topology.devices, without(topology, options).devices, strict=True):
+        needed = before.storage - after.storage
+        if not needed.fits_in(before.storage):
+            raise PlannerError(
+                error_type=PlannerErrorType.PARTITION,
+                message=f"the storage estimator counts {needed} on rank {before.rank}, which has "
+                f"only {before.storage} left, while shardopt counted less; use a larger "
+                "storage_reservation",
+            )
 
 
 def describe_reasons(reasons: Mapping[TableKey, str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import PIPELINES
-from shardopt.torchrec.logs import logger
+from shardopt.logs import logger
 
 
 class Assumed(NamedTuple):

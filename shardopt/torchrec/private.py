@@ -15,7 +15,6 @@ from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch
-    import torch.distributed as dist
     from torchrec.distributed.planner.types import ParameterConstraints, StorageReservation
     from torchrec.distributed.planner.utils import bytes_to_gb
 
@@ -191,13 +190,3 @@ def messages_through(tag: Any, sender: Any) -> Iterator[None]:
 def copies_of(collection: Any) -> Any:
     """The process group of the copies in a `DMPCollection`."""
     return collection._default_ctx.replica_pg
-
-
-def abort_nccl(group: Any) -> None:
-    """Give up a process group of NCCL on this rank, whatever its kernels wait for."""
-    group._get_backend(torch.device("cuda")).abort()
-
-
-def rendezvous() -> Any:
-    """The store that all ranks share."""
-    return dist.distributed_c10d._get_default_store()

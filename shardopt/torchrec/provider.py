@@ -23,10 +23,10 @@ from shardopt.api.machines import OnMachine
 from shardopt.api.machines import plan_machines as plan_model
 from shardopt.api.request import PlanRequest
 from shardopt.extras import needs_torchrec
+from shardopt.logs import logger
 from shardopt.torchrec.convert import to_torchrec
 from shardopt.torchrec.costs import ShardoptPerfEstimator
 from shardopt.torchrec.hook import ShardoptPlanner
-from shardopt.torchrec.logs import logger
 from shardopt.torchrec.model_file import to_yaml
 from shardopt.torchrec.read_module import known_workload, merge_constraints
 from shardopt.torchrec.report import ShardoptStats, short_of

@@ -33,9 +33,9 @@ from shardopt.config import load_model
 from shardopt.config.model import rough_lookups, untaken_types, variable_batches
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import listed, plural
+from shardopt.logs import logger
 from shardopt.torchrec.capture.capture import capture_dense
 from shardopt.torchrec.capture.inputs import linears_outside
-from shardopt.torchrec.logs import logger
 from shardopt.torchrec.options import CUSTOMIZED, group_by_table, kernel_of, store_caches
 from shardopt.torchrec.pipelines import Assumed
 from shardopt.torchrec.private import (

@@ -11,8 +11,8 @@ from predictor.model.plan_check import check_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
+from shardopt.logs import silence_torchrec
 from shardopt.torchrec.convert import from_torchrec
-from shardopt.torchrec.logs import silence_torchrec
 from shardopt.torchrec.read_module import parameter_constraints
 from shardopt.training.loop import apply_sparse_optimizers
 from shardopt.training.model import DLRM, build_model

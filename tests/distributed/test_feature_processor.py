@@ -28,7 +28,7 @@ from predictor.cost.ops.position_weights import (
 from predictor.model.dlrm_program import dense_program
 from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.torchrec.capture.recorder import RecordedCall, Recorder
+from shardopt.torchrec.capture.recorder import OpRecorder, RecordedCall
 from shardopt.training.batch import batch_ring
 from shardopt.training.loop import Training
 from tests.builders import a_topology, plan_of, sharded, table_wise
@@ -63,7 +63,7 @@ LARGE = 2000
 """Elements from which an operand is one of ids or outputs, not of parameters or splits."""
 
 
-class Ops(Recorder):
+class Ops(OpRecorder):
     """Ops, and the part of the step that each runs in."""
 
     def __init__(self) -> None:

@@ -24,11 +24,6 @@ def test_values_out_of_range(given: dict[str, float], says: str) -> None:
         Stop(**given)  # type: ignore[arg-type]
 
 
-def test_work_is_a_share_of_the_default_and_at_least_one_unit() -> None:
-    assert Stop(effort=0.5).work(100) == 50
-    assert Stop(effort=1e-9).work(100) == 1
-
-
 def test_nothing_but_work_stops_by_default() -> None:
     stop = Stop()
     assert stop.remaining_s == float("inf")

@@ -61,6 +61,9 @@ def test_statistics_take_the_place_of_a_files_own(tmp_path: Path) -> None:
 def test_bad_input_is_told_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="gpus_per_node"):
         shardopt.plan("model.yaml", gpus=2, gpu_per_node=2)
+    for wrong in ({"gpus": "many"}, {"gpus": 2.5}, {"effort": "high"}, {"objective": "best"}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} is"):
+            shardopt.plan("model.yaml", **{"gpus": 2, **wrong})
     with pytest.raises(InputError, match="give batch_size"):
         shardopt.plan(Model(), gpus=2)
     with pytest.raises(InputError, match="capture is for a module"):

@@ -44,7 +44,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Call:
+class OpMemory:
     """Memory of one op.
 
     Args:
@@ -93,7 +93,7 @@ class Bucketed:
     """A parameter's gradient is complete and goes into a bucket of DDP."""
 
 
-MemoryEvent = Call | ModuleLookup | ModuleBackward | Bucketed
+MemoryEvent = OpMemory | ModuleLookup | ModuleBackward | Bucketed
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ def _dense_memory(key: _Program, trains: bool) -> DenseMemory:
         if isinstance(event, OpCall):
             reads = frozenset(operand.storage for operand in event.inputs)
             frees = tuple(map(block_key, event.freed))
-            return Call(reads, held(event.outputs, reads), frees, event.moves)
+            return OpMemory(reads, held(event.outputs, reads), frees, event.moves)
         if isinstance(event, Lookup):
             storages = frozenset(operand.storage for operand in event.outputs)
             return ModuleLookup(event.module, storages, held(event.outputs))

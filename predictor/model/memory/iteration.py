@@ -20,11 +20,11 @@ import numpy as np
 
 from predictor.model.memory.blocks import COMPUTE, COPY, INPUT_DIST, Ledger, Peak
 from predictor.model.memory.dense import (
-    Call,
     Held,
     MemoryEvent,
     ModuleBackward,
     ModuleLookup,
+    OpMemory,
     dense_memory,
 )
 from predictor.model.memory.ranks import LENGTH_BYTES, OUTPUT_BYTES, WEIGHT_BYTES
@@ -37,7 +37,7 @@ POSITION_BYTES = INDEX_BYTES + WEIGHT_BYTES
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeMemory:
     """Memory of one module and sharding type on one rank, in bytes unless stated otherwise.
 
     Args:
@@ -103,7 +103,9 @@ def batch_bytes(workload: Workload) -> float:
     return total
 
 
-def exchanges(workload: Workload, topology: Topology, plan: ShardingPlan) -> list[list[Exchange]]:
+def exchanges(
+    workload: Workload, topology: Topology, plan: ShardingPlan
+) -> list[list[ExchangeMemory]]:
     """Return each rank's exchanges, in the order of the workload's modules and tables."""
     groups: dict[tuple[str, ShardingType], list[tuple[Table, TablePlan]]] = defaultdict(list)
     for module in workload.modules:
@@ -111,7 +113,7 @@ def exchanges(workload: Workload, topology: Topology, plan: ShardingPlan) -> lis
             if table.module == module:
                 sharded = plan.tables[key]
                 groups[module, sharded.sharding_type].append((table, sharded))
-    ranks: list[list[Exchange]] = [[] for _ in range(topology.world_size)]
+    ranks: list[list[ExchangeMemory]] = [[] for _ in range(topology.world_size)]
     split = {module for module, kind in groups if kind in ROW_SPLITS}
     for (module, kind), tables in groups.items():
         by_rank = _group(workload, topology, module, kind, tables, split=module in split)
@@ -128,7 +130,7 @@ def _group(
     tables: list[tuple[Table, TablePlan]],
     *,
     split: bool,
-) -> Iterator[Exchange]:
+) -> Iterator[ExchangeMemory]:
     """Yield one exchange, rank by rank."""
     world, batch = topology.world_size, workload.batch_size
     sent = output = 0.0
@@ -153,7 +155,7 @@ def _group(
             width = shard.size[1] if shard.size[0] else 0
             arrived[shard.rank] += arriving, samples * world, looked_up * width
     for ids, samples, elements in arrived.tolist():
-        yield Exchange(
+        yield ExchangeMemory(
             module,
             kind,
             tables[0][0].is_pooled,
@@ -169,7 +171,7 @@ def _group(
         )
 
 
-def unplaced(workload: Workload) -> list[Exchange]:
+def unplaced(workload: Workload) -> list[ExchangeMemory]:
     """Return the least exchanges of any plan: one per module, own samples only, no shards."""
     result = []
     for module in workload.modules:
@@ -179,7 +181,7 @@ def unplaced(workload: Workload) -> list[Exchange]:
         output = sum(t.outputs_per_sample * t.embedding_dim for t in tables) * workload.batch_size
         sent, pooled = input_bytes(workload, module, ids, samples), tables[0].is_pooled
         kind = ShardingType.TABLE_WISE
-        result.append(Exchange(module, kind, pooled, sent, output=output * OUTPUT_BYTES))
+        result.append(ExchangeMemory(module, kind, pooled, sent, output=output * OUTPUT_BYTES))
     return result
 
 
@@ -214,7 +216,7 @@ class Iteration:
         self,
         workload: Workload,
         program: DenseProgram,
-        exchanges: Sequence[Exchange],
+        exchanges: Sequence[ExchangeMemory],
         device: str,
         cached: frozenset[str] = frozenset(),
         stashed: tuple[int, int] = (0, 0),
@@ -234,7 +236,7 @@ class Iteration:
         self.fresh: list[Hashable] = []
         self.waiting: list[str] = []
         self.ahead: list[str] = []
-        self.unreturned: list[Exchange] = []
+        self.unreturned: list[ExchangeMemory] = []
         self.leaving: list[Hashable] = []
         lookups = [e for e in self.dense.forward if isinstance(e, ModuleLookup)]
         self.last_lookup = lookups[-1] if lookups else None
@@ -317,11 +319,11 @@ class Iteration:
                 self.ledger.give(("prefetch", e.name))
             self._dismiss(e, i)
 
-    def _dismiss(self, e: Exchange, i: int) -> None:
+    def _dismiss(self, e: ExchangeMemory, i: int) -> None:
         self.ledger.give(("sent", e.name, i))
         self.ledger.give(("received", e.name, i))
 
-    def _reorder(self, e: Exchange, i: int) -> None:
+    def _reorder(self, e: ExchangeMemory, i: int) -> None:
         """Take the ids in order, on the input dist's stream if a pipeline sends them ahead."""
         if ("ids", e.name, i) not in self.ledger:
             ahead = self.pipeline != "base"
@@ -332,7 +334,7 @@ class Iteration:
 
     def _part(self, events: Sequence[MemoryEvent], i: int) -> None:
         for event in events:
-            if isinstance(event, Call):
+            if isinstance(event, OpMemory):
                 if self.unreturned and event.moves:
                     self._return(i)
                 self._call(event)
@@ -347,7 +349,7 @@ class Iteration:
                 self._free(self.fresh)
                 self.fresh = []
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: OpMemory) -> None:
         for module in [*self.waiting]:
             if not call.reads.isdisjoint(self.dense.modules[module].storages):
                 self._await(module)
@@ -392,7 +394,7 @@ class Iteration:
             self._dismiss(e, i)
         self.waiting.append(module)
 
-    def _send_outputs(self, e: Exchange) -> None:
+    def _send_outputs(self, e: ExchangeMemory) -> None:
         ledger, wire = self.ledger, e.forward_wire
         if e.pooled and e.sharding_type in ROW_SPLITS:
             ledger.take(("arrived", e.name), wire * e.output)
@@ -437,7 +439,7 @@ class Iteration:
         else:
             self._free(event.done)
 
-    def _send_gradients(self, e: Exchange, *, whole: bool) -> None:
+    def _send_gradients(self, e: ExchangeMemory, *, whole: bool) -> None:
         ledger, wire = self.ledger, e.backward_wire
         if not e.pooled:
             ledger.take(("gradient", e.name), wire * e.looked_up)

@@ -13,7 +13,7 @@ from predictor.model.dlrm_program import OpWriter, dense_program
 from predictor.model.lookup_group import is_stashed
 from predictor.model.memory.blocks import Peak, block_bytes
 from predictor.model.memory.iteration import (
-    Exchange,
+    ExchangeMemory,
     Iteration,
     batch_bytes,
     exchanges,
@@ -126,7 +126,7 @@ class PeakMemory:
 def simulated_peak(
     workload: Workload,
     program: DenseProgram,
-    of_rank: Sequence[Exchange],
+    of_rank: Sequence[ExchangeMemory],
     device: str,
     cached: frozenset[str] = frozenset(),
     stashed: tuple[int, int] = (0, 0),

@@ -26,7 +26,7 @@ def search(
     """
     from search.stop import Stop
     from shardopt.api.cache import versions
-    from shardopt.api.document import finite
+    from shardopt.api.json_object import finite
     from shardopt.api.setting import resolve
     from shardopt.bench.job import check_layers
     from shardopt.cli.output import note, words_of

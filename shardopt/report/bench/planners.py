@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardopt.api.document import JsonObject, PredictedPlan, Tables, key
+from shardopt.api.document import PredictedPlan, Tables
+from shardopt.api.json_object import JsonObject, key
 from shardopt.bench.planners import COMMAND, SEARCH, TORCHREC, Comparison, PlannerResult
 from shardopt.formatting import at_most, gap_of, ms, number, times, type_mix
 from shardopt.measure.sampling import Samples

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from shardopt.api.document import JsonObject, PredictedPlan, key
+from shardopt.api.document import PredictedPlan
+from shardopt.api.json_object import JsonObject, key
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.run import warmup_words
 from shardopt.bench.summary import PlanSummary, reference_rounds, summaries

@@ -36,12 +36,12 @@ from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall, O
 from predictor.model.workload import Table
 from shardopt.config.ops_file import with_ops_digest
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.capture.inputs import Numbers, from_features, like_example
+from shardopt.torchrec.capture.inputs import BatchNumbers, from_features, like_example
 from shardopt.torchrec.capture.step import (
     BACKWARD,
     OPTIMIZER,
     DenseOptimizer,
-    Step,
+    RecordedStep,
     name_of_optimizer,
     record_step,
 )
@@ -145,7 +145,7 @@ def _with_used_names(captured: CapturedProgram) -> CapturedProgram:
 
 def _numbers(
     per_sample: Mapping[str, float], batch_size: int, at: int, tied: Collection[str]
-) -> Numbers:
+) -> BatchNumbers:
     """Sizes of one of the captures; ids are those of the batch, or more of features that are not
     tied to it."""
     batch = batch_size + BATCH_STEPS[at]
@@ -154,10 +154,10 @@ def _numbers(
     for name, mean in per_sample.items():
         more = rng.randrange(1, MOST_IDS)
         ids[name] = math.ceil(mean * batch) + (0 if at == 0 or name in tied else more)
-    return Numbers(batch, ids)
+    return BatchNumbers(batch, ids)
 
 
-def _tied(per_sample: Mapping[str, float], numbers: Sequence[Numbers]) -> dict[str, float]:
+def _tied(per_sample: Mapping[str, float], numbers: Sequence[BatchNumbers]) -> dict[str, float]:
     """Features that had as many ids a sample in all captures, with that number."""
     return {
         name: mean
@@ -167,8 +167,8 @@ def _tied(per_sample: Mapping[str, float], numbers: Sequence[Numbers]) -> dict[s
 
 
 def _others(
-    record: Callable[..., Step], per_sample: Mapping[str, float], batch_size: int
-) -> tuple[list[Parts], list[Numbers]]:
+    record: Callable[..., RecordedStep], per_sample: Mapping[str, float], batch_size: int
+) -> tuple[list[Parts], list[BatchNumbers]]:
     """Steps at other sizes.
 
     Where it cannot be run with just any number of ids, it needs as many of every sample: first of
@@ -190,7 +190,7 @@ def _others(
     return [], []
 
 
-def _parts(step: Step) -> Parts:
+def _parts(step: RecordedStep) -> Parts:
     """Forward, backward and optimizer, with what happens between calls in its place."""
     recording = step.recording
     parts: Parts = ([], [], [])
@@ -239,7 +239,7 @@ class _Sized:
         self.operands: dict[tuple[Operand, ...], SizedOperand] = {}
         self.storages: dict[int, Size] = {}
 
-    def made(self, first: Step) -> Made:
+    def made(self, first: RecordedStep) -> Made:
         """Storages, resident operands and the three parts."""
         resident = tuple(self._operand((operand,)) for operand in first.resident)
         parts = tuple(

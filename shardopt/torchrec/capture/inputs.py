@@ -28,7 +28,7 @@ ADVICE = (
 )
 
 
-class Numbers(NamedTuple):
+class BatchNumbers(NamedTuple):
     """The sizes of one capture.
 
     Args:
@@ -47,7 +47,7 @@ class Arguments(NamedTuple):
     named: dict[str, Any]
 
 
-Maker = Callable[[Numbers], Arguments]
+Maker = Callable[[BatchNumbers], Arguments]
 
 
 def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
@@ -74,7 +74,7 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
             f"{batch_size}: got {shapes}; give a batch of batch_size samples"
         )
 
-    def make(numbers: Numbers) -> Arguments:
+    def make(numbers: BatchNumbers) -> Arguments:
         inputs = _changed(example, lambda tensor: example_batch.grown(tensor, numbers))
         if isinstance(inputs, dict) and set(inputs) <= set(_parameters(module)):
             return Arguments((), inputs)
@@ -119,7 +119,7 @@ class _ExampleBatch:
     def __init__(self, batch: int) -> None:
         self.batch = batch
 
-    def grown(self, tensor: Any, numbers: Numbers) -> Any:
+    def grown(self, tensor: Any, numbers: BatchNumbers) -> Any:
         """A tensor at other numbers, as a fake one."""
         size = numbers.batch_size
         if isinstance(tensor, torch.Tensor):
@@ -143,7 +143,7 @@ class _ExampleBatch:
             resized[axis] = resized[axis] // self.batch * size
         return resized
 
-    def _keyed(self, tensor: KeyedJaggedTensor, numbers: Numbers) -> KeyedJaggedTensor:
+    def _keyed(self, tensor: KeyedJaggedTensor, numbers: BatchNumbers) -> KeyedJaggedTensor:
         keys = list(tensor.keys())
         counts = dict(zip(keys, tensor.length_per_key_or_none() or [], strict=False))
         ids = {key: self._each(counts.get(key, 0), numbers.batch_size) for key in keys}
@@ -215,12 +215,12 @@ def from_features(module: nn.Module, features: Mapping[str, Sequence[str]]) -> M
     layers = linears_outside(module)
     every = list(dict.fromkeys(name for names in features.values() for name in names))
 
-    def keyed(names: Sequence[str], numbers: Numbers) -> KeyedJaggedTensor:
+    def keyed(names: Sequence[str], numbers: BatchNumbers) -> KeyedJaggedTensor:
         ids = {name: numbers.ids[name] for name in names}
         weights = torch.float32 if weighted else None
         return keyed_jagged(ids, numbers.batch_size, weights=weights)
 
-    def made(name: str, kind: Any, numbers: Numbers) -> Any:
+    def made(name: str, kind: Any, numbers: BatchNumbers) -> Any:
         if kind is torch.Tensor:
             if any(word in name.lower() for word in LABELS):
                 return torch.empty(numbers.batch_size)
@@ -253,10 +253,10 @@ def from_features(module: nn.Module, features: Mapping[str, Sequence[str]]) -> M
         if not optional or kind in (torch.Tensor, KeyedJaggedTensor)
     }
 
-    def make(numbers: Numbers) -> Arguments:
+    def make(numbers: BatchNumbers) -> Arguments:
         return Arguments((), {name: made(name, kind, numbers) for name, kind in arguments.items()})
 
-    make(Numbers(1, dict.fromkeys(every, 1)))  # fail early where an input cannot be made
+    make(BatchNumbers(1, dict.fromkeys(every, 1)))  # fail early where an input cannot be made
     return make
 
 

@@ -1,6 +1,6 @@
 """The ops that pass through PyTorch's dispatcher, and what they do to data.
 
-`Recorder` works on fake tensors too, which have shapes, strides and memory but no data: then it
+`OpRecorder` works on fake tensors too, which have shapes, strides and memory but no data: then it
 lists the ops of a step or of a program without running them.
 """
 
@@ -66,7 +66,7 @@ class Recording:
     events: list[tuple[int, Gradient | Lookup | LookupBackward]] = field(default_factory=list)
 
 
-class Recorder(TorchDispatchMode):
+class OpRecorder(TorchDispatchMode):
     """Notes each op that runs under it, in `recording`.
 
     Args:

@@ -48,8 +48,8 @@ with needs_torchrec():
     from torchrec.optim.optimizers import in_backward_optimizer_filter
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-    from shardopt.torchrec.capture.inputs import Maker, Numbers, dense_tensors, tensors_in
-    from shardopt.torchrec.capture.recorder import Recorder, Recording
+    from shardopt.torchrec.capture.inputs import BatchNumbers, Maker, dense_tensors, tensors_in
+    from shardopt.torchrec.capture.recorder import OpRecorder, Recording
 
 OTHER_WAYS = (
     "'dense: {measured: {...}}' in the model file (dense= of to_yaml) with times from a trace, or "
@@ -60,7 +60,7 @@ LONGEST_LINE = 160
 
 
 @contextlib.contextmanager
-def blamed(recorder: Recorder) -> Iterator[None]:
+def blamed(recorder: OpRecorder) -> Iterator[None]:
     """Turn what goes wrong within into an error that names the op and the user's line.
 
     Raises:
@@ -74,7 +74,7 @@ def blamed(recorder: Recorder) -> Iterator[None]:
         raise InputError(_why(error, recorder)) from error
 
 
-def _why(error: Exception, recorder: Recorder) -> str:
+def _why(error: Exception, recorder: OpRecorder) -> str:
     refused = getattr(error, "func", None)  # by fake tensors; other errors do not tell
     op = str(refused) if isinstance(refused, torch._ops.OpOverload) else recorder.under_way
     where = _user_line(error.__traceback__)
@@ -181,7 +181,7 @@ class EmbeddingSource(nn.Module):
         name: str | None,
         whole: nn.Module,
         collection: Any,
-        recorder: Recorder,
+        recorder: OpRecorder,
         ids: Mapping[str, int],
     ) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ LOUD = ("torch._subclasses.fake_tensor", "torch.fx._symbolic_trace")
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """A recorded step.
 
     Args:
@@ -333,10 +333,10 @@ def record_step(
     optimizer: DenseOptimizer,
     bf16: bool,
     gpu: bool,
-    numbers: Numbers,
+    numbers: BatchNumbers,
     *,
     sizes_only: bool = False,
-) -> Step:
+) -> RecordedStep:
     """Record a step; nothing is computed, and the module is untouched.
 
     Args:
@@ -352,7 +352,7 @@ def record_step(
     Raises:
         InputError: the module does not run on fake tensors; names the op and the user's line.
     """
-    recorder = Recorder(custom=True, frees=not sizes_only)
+    recorder = OpRecorder(custom=True, frees=not sizes_only)
     with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu(gpu), _quiet():
         stubs: dict[nn.Module, nn.Module] = {
             whole: EmbeddingSource(names.get(path), whole, inner, recorder, numbers.ids)
@@ -387,7 +387,7 @@ def record_step(
         state_bytes = sum(s.nbytes for s in states if isinstance(s, torch.Tensor))
     # labels, one a sample, are no features
     elements = sum(t.numel() for t in dense_inputs if t.is_floating_point() and t.dim() > 1)
-    return Step(recorder.recording, resident, state_bytes, how, elements)
+    return RecordedStep(recorder.recording, resident, state_bytes, how, elements)
 
 
 def _optimizer(module: nn.Module, kind: DenseOptimizer, gpu: bool) -> torch.optim.Optimizer | None:

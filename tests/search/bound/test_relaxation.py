@@ -16,6 +16,8 @@ from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import Size
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
+from search.bound.exchange_set import ExchangeSet
+from search.bound.lower_bound import LowerBound
 from search.bound.relaxation import Hull, Hulls, Relaxation
 from tests.quick import quick_only
 from tests.search.problems import (
@@ -183,15 +185,36 @@ def test_cuts_bound_every_plan_that_may_do_without_some_exchanges(
         all_use = {name for name in sorted(set(names)) if rng.random() < 0.4}
         of_plan = [{n for n, u in zip(names, one, strict=True) if u} for one in used]
         allowed = np.array([all_use <= found for found in of_plan])
+        offered = rng.sample(range(len(names)), min(3, len(names)))
+        allowed &= np.array(used)[:, offered].any(axis=1)
         present = [name in all_use for name in names]
         certain = [p and names.count(n) == 1 for p, n in zip(present, names, strict=True)]
-        relaxed = Relaxation(scorer.costs, scorer.groups, *tops_of(totals), present, certain, {})
+        tops, some = tops_of(totals), [frozenset(offered)]
+        relaxed = Relaxation(scorer.costs, scorer.groups, *tops, present, certain, {}, offered=some)
         for at in loads[rng.sample(range(len(times)), 4)]:
             for more, launched in ((0.0, False), (0.0, True), (0.5, False)):
                 cut = relaxed.evaluate(at, more * at, launched=launched)[1]
                 if cut is not None:
                     below = cut.constant + (cut.slope * loads[allowed]).sum(axis=(1, 2))
                     assert (below <= times[allowed] * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("other", [ShardingType.COLUMN_WISE, ShardingType.DATA_PARALLEL])
+def test_what_every_option_of_a_table_brings_is_not_optional(other: ShardingType) -> None:
+    """Ids of all exchanges are announced together; those of data-parallel tables stay."""
+    wants = Constraints(sharding_types=(ShardingType.TABLE_WISE, other), min_partition=32)
+    table = a_table("t", 50_000, 64, constraints=wants)
+    workload = a_workload(table, train_pipeline="sparse_dist")
+    objective, _ = objective_of(a_problem(workload, hosts(2)))
+    choices = LowerBound(objective.problem, objective.space, objective.scorer).choices
+    family = ExchangeSet(choices, np.arange(len(choices.all)), frozenset())
+    family.refine()
+    assert family.relaxation is not None
+    ops = family.relaxation._operations
+    announced = [
+        o for o, phase in zip(ops.optional, ops.phases, strict=True) if phase == "input_dist"
+    ]
+    assert all(announced) == (other is ShardingType.DATA_PARALLEL)
 
 
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])

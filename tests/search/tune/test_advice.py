@@ -14,6 +14,7 @@ from predictor.model.workload import Constraints, QComm, Table
 from predictor.predict import predict
 from search.tune.advice import Advised, Advisor
 from search.tune.knobs import Case
+from tests.builders import cut, plan_of, table_wise
 from tests.search.problems import CPU, H100, a_table, a_workload, copying, hosts, some_plan
 
 
@@ -66,6 +67,20 @@ def test_dedup_of_a_hot_sequence_is_the_first_advice() -> None:
         advisor.choose(advised, [99])
     done = replace(case, workload=advised.advice[0].case.workload)
     assert "index_dedup" not in {a.steps[0].name for a in Advisor(done, plan, ms).advise().advice}
+
+
+def test_a_plan_for_a_setting_has_fewer_exchanges_where_that_is_faster() -> None:
+    """Launches of the second exchange take as long as those of the first, whatever is looked up."""
+    tables = [a_table(f"t{i}", 20_000_000, 64, 1.0) for i in range(4)]
+    case = Case(a_workload(*tables, batch_size=64), hosts(2), H100)
+    problem = case.problem()
+    columns = [cut(table, ShardingType.COLUMN_WISE, [i % 2]) for i, table in enumerate(tables)]
+    rows = [table_wise(table, i % 2) for i, table in enumerate(tables)]
+    plan = plan_of(case.workload, problem.topology, [*rows[:2], *columns[2:]])
+    ms = predict(problem.workload, problem.topology, problem.hardware, plan).iteration_ms
+    best = Advisor(case, plan, ms, effort=0.1).advise().advice[0]
+    assert not best.same_plan
+    assert len({table.sharding_type for table in best.plan.tables.values()}) == 1
 
 
 def test_what_does_not_fit_is_no_advice() -> None:

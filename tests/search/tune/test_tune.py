@@ -180,13 +180,12 @@ def test_a_bound_that_known_values_reach_rules_out() -> None:
     bound_ms, _ = root_bound(problem)
     at = values_of(goals, problem, bound_ms, 0.0)
     stop = Stop(effort=0.002)
-    ruled = try_setting(problem, goals, lambda: [at], [], stop, 0, ())
+    ruled = try_setting(problem, goals, [at], [], stop, 0, ())
     assert ruled.state == "ruled out"
     assert ruled.bound is not None
     assert ruled.bound[0] <= at[0], "it ends as soon as it rules out"
     near, above = (
-        try_setting(problem, goals, lambda f=f: [(at[0] * f,)], [], stop, 0, ())
-        for f in (1.009, 1.011)
+        try_setting(problem, goals, [(at[0] * f,)], [], stop, 0, ()) for f in (1.009, 1.011)
     )
     assert (near.state, above.state) == ("ruled out", "searched")
     assert above.values is not None

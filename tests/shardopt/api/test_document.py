@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from predictor.model.memory.ranks import RankMemory, RankPeak
-from shardopt.api.document import JsonObject, RankUse, drawn, key
+from shardopt.api.document import RankUse
+from shardopt.api.json_object import JsonObject, drawn, key
 
 
 class Sample(JsonObject):

@@ -29,7 +29,6 @@ from shardopt.calibrate.kernels import (  # noqa: E402
     measure_cached,
     measure_clock,
     measure_copy_h2d,
-    measure_dense_lookup,
     measure_gemm,
     measure_host,
     measure_lookup,
@@ -171,7 +170,7 @@ def test_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dense_gradient_is_made_anew_in_every_sample() -> None:
     point = Point("lookup_dense", {"batch": 16, "tables": TABLES})
-    rows = measure_dense_lookup(point, CpuTimer(1024), 1e-3)
+    rows = measure_lookup(point, CpuTimer(1024), 1e-3)
     assert [row.part for row in rows] == ["forward", "backward"]
     tbe = Launch({**point.params, "kernel": "dense"}, "cpu").tbe
     assert type(tbe).__name__ == "DenseTableBatchedEmbeddingBagsCodegen"

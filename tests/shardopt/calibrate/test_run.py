@@ -103,7 +103,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     monkeypatch.setattr(run.time, "monotonic", lambda: 20.0 * len(done))
 
     def measured_points(
-        points: list[Point], _device: object, _settings: object, lasts: Callable[[float], bool]
+        points: list[Point],
+        _device: object,
+        _settings: object,
+        lasts: Callable[[float], bool],
+        talk: object = None,
     ) -> Iterator[Measurement]:
         for point in points:
             if lasts(1.0):
@@ -172,9 +176,10 @@ def test_iterations_that_there_is_no_time_for_are_left_to_the_next_run() -> None
     from shardopt.calibrate import together
 
     device: Any = SimpleNamespace(type="cpu")
+    talk: Any = None
     points = host.iteration_points(2)
     asked = settings(Path())
-    late = together.measure_iterations(points, device, asked, go_on=lambda: False, later=True)
+    late = together.measure_iterations(points, device, asked, talk, go_on=lambda: False, later=True)
     assert list(late) == []
 
 

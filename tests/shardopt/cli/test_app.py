@@ -20,6 +20,7 @@ import shardopt
 from predictor.errors import InputError
 from shardopt import __version__
 from shardopt.cli.app import app, main
+from shardopt.cli.command import describe
 from shardopt.cli.interrupts import remember_interrupts
 from tests.quick import quick_first
 
@@ -49,6 +50,14 @@ def python(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
         check=False,
         **options,  # type: ignore[call-overload]
     )
+
+
+def test_a_paragraph_of_a_docstring_is_one_line_of_help() -> None:
+    head, described = describe(
+        "One.\n\nTwo lines\nof text.\n\nOptions:\n    flag: Three\n        four."
+    )
+    assert head == "One.\n\nTwo lines of text."
+    assert described["flag"].help == "Three four."
 
 
 def test_no_words_show_the_help(run) -> None:

@@ -20,7 +20,7 @@ def test_plans_are_shown_with_times_gain_and_why_one_is_out() -> None:
     assert grid.rows[0][1] == "8.000"
     assert NOTE in str(note)
     assert gain == gained(found, None)
-    assert all(word in str(gain) for word in ("plan 1", "+20.0", "+19.0", "+21.0"))
+    assert all(word in str(gain) for word in ("Plan 1", "+20.0", "+19.0", "+21.0"))
 
 
 def test_the_measurement_decides_and_a_wrong_prediction_is_said() -> None:
@@ -32,6 +32,11 @@ def test_the_measurement_decides_and_a_wrong_prediction_is_said() -> None:
     assert found.verdict.startswith("Use plan 1")
     for best, gain in ((near, (0.0, 0.0, 0.0)), (off, (0.01, -0.01, 0.02))):
         assert replace(found, best=best, gain=gain).verdict.startswith("Keep TorchRec's plan")
+
+
+def test_torchrecs_plan_gains_nothing_over_itself() -> None:
+    best = replace(FAST, found_by="torchrec default, TorchRec's planner")
+    assert "%" not in gained(Confirmation((best,), best, (0.0, 0.0, 0.0), ()), None)
 
 
 def test_without_rounds_enough_or_torchrecs_time_there_is_no_interval_or_gain() -> None:

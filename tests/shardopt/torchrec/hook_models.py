@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.units import GIB
 from search.problem import Problem
-from shardopt.torchrec import ShardoptPlanner, hook
+from shardopt.torchrec import ShardoptPlanner, planning
 
 EFFORT = 0.005
 
@@ -134,7 +134,7 @@ def problem_of(made: ShardoptPlanner, model: nn.Module, sharders: Sequence[Any] 
         asked.append(problem)
         raise NotSearchedError
 
-    with patch.object(hook, "find_plans", ask), pytest.raises(NotSearchedError):
+    with patch.object(planning, "find_plans", ask), pytest.raises(NotSearchedError):
         made.plan(model, list(sharders))
     (problem,) = asked
     return problem

@@ -16,7 +16,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from predictor.errors import InputError
 from predictor.units import GIB
-from shardopt.torchrec import ShardoptPlanner, hook
+from shardopt.torchrec import ShardoptPlanner, hook, planning
+from shardopt.torchrec.beside import TorchRecsPlan
 from tests.shardopt.torchrec.hook_models import (
     EFFORT,
     SHARDERS,
@@ -44,18 +45,18 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("module", "broken"),
     [
-        "find_plans",  # the search
-        "read_workload",  # reading the module
-        "check_bandwidths",  # as the planner is made
-        "to_options",  # its plan as TorchRec's
-        "check_table_sizes",
-        "torchrecs_plan",
+        (planning, "find_plans"),  # the search
+        (planning, "read_workload"),  # reading the module
+        (hook, "check_bandwidths"),  # as the planner is made
+        (planning, "to_options"),  # its plan as TorchRec's
+        (hook, "check_table_sizes"),
+        (planning, "torchrecs_plan"),
     ],
 )
 def test_a_fault_of_ours_gives_torchrecs_plan_and_one_warning(
-    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: Any, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     called = []
 
@@ -63,8 +64,8 @@ def test_a_fault_of_ours_gives_torchrecs_plan_and_one_warning(
         called.append(len(options))
         return options
 
-    monkeypatch.setattr(hook, broken, fails)
-    monkeypatch.setattr(hook.TorchRecsPlan, "ties", lambda *_: False)
+    monkeypatch.setattr(module, broken, fails)
+    monkeypatch.setattr(TorchRecsPlan, "ties", lambda *_: False)
     made = planner(callbacks=[changes])
     assert str(made.plan(Model(), SHARDERS)) == torchrecs(Model())
     (message,) = told(caplog)
@@ -82,7 +83,7 @@ def test_who_interrupts_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hook, "find_plans", interrupted)
+    monkeypatch.setattr(planning, "find_plans", interrupted)
     with pytest.raises(KeyboardInterrupt):
         planner().plan(Model(), SHARDERS)
 
@@ -93,7 +94,7 @@ def test_what_shardopt_refuses_and_torchrec_plans_is_torchrecs(
     def refuses(*_: Any, **__: Any) -> NoReturn:
         raise InputError("such a module is not planned")
 
-    monkeypatch.setattr(hook, "read_workload", refuses)
+    monkeypatch.setattr(planning, "read_workload", refuses)
     with pytest.raises(PlannerError, match="such a module") as caught:
         planner(strict=True).plan(Model(), SHARDERS)
     assert caught.value.error_type is PlannerErrorType.INPUT_VALIDATION
@@ -104,7 +105,7 @@ def test_what_shardopt_refuses_and_torchrec_plans_is_torchrecs(
 
 
 def test_what_torchrec_cannot_plan_is_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "find_plans", fails)
+    monkeypatch.setattr(planning, "find_plans", fails)
     given = factors(a=1.0)
     given["a"].sharding_types, given["a"].compute_kernels = ["table_wise"], ["fused"]
     made = planner(topology=topology(2, GIB), constraints=given)
@@ -146,7 +147,9 @@ def test_a_tie_keeps_torchrecs_plan(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_call_has_one_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second search has what the first left."""
     stops: list[Any] = []
-    monkeypatch.setattr(hook, "find_plans", lambda _, stop, *a, **k: stops.append(stop) or fails())
+    monkeypatch.setattr(
+        planning, "find_plans", lambda _, stop, *a, **k: stops.append(stop) or fails()
+    )
     for more, limit in (
         ({"effort": None}, hook.SECONDS),
         ({"effort": None, "timeout_seconds": 7}, 7.0),

@@ -308,7 +308,7 @@ def test_a_plan_with_what_no_enumerator_lists_loads_again() -> None:
 
     def cut(options: list[Any]) -> list[Any]:
         """A plan that the search may find."""
-        problem = first.found.problem if first.found else first._searched[0]
+        problem = first._planning.searched.problem
         space = whole_space(problem)
         wanted = ((2, 0.2), (4, 0.05))
         tables = {
@@ -319,7 +319,7 @@ def test_a_plan_with_what_no_enumerator_lists_loads_again() -> None:
             for key, options, want in zip(space.keys, space.options, wanted, strict=True)
         }
         plan = ShardingPlan(tables, 4, 4)
-        made = to_options(plan, problem.workload, first._search.space)
+        made = to_options(plan, problem.workload, first._planning.space)
         first._enumerator.populate_estimates(made)
         return made
 
@@ -344,7 +344,7 @@ def test_the_usual_load_factor_is_not_written_into_a_plan() -> None:
         constraint.compute_kernels = ["fused_uvm_caching"]
     made = planner(constraints=told)
     problem = problem_of(made, Model())
-    workload, space = problem.workload, made._search.space
+    workload, space = problem.workload, made._planning.space
     tables = {
         key: place(next(o for o in options if o.cache_load_factor == 0.2), (0,))
         for key, options in zip(workload.keys, whole_space(problem).options, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.model.memory.iteration import Exchange, Iteration, exchanges
+from predictor.model.memory.iteration import ExchangeMemory, Iteration, exchanges
 from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.plan import ShardingType, TablePlan
 from tests.builders import a_workload, cut, plan_of, table_wise
@@ -30,7 +30,7 @@ def program(
     return DenseProgram(1, tuple(forward), tuple(backward), tuple(optimizer or ()), resident)
 
 
-def peak(dense: DenseProgram, *exchanges: Exchange, pipeline: str = "base") -> int:
+def peak(dense: DenseProgram, *exchanges: ExchangeMemory, pipeline: str = "base") -> int:
     workload = a_workload(train_pipeline=pipeline)
     return Iteration(workload, dense, exchanges, "cpu").run().allocated_bytes
 
@@ -106,7 +106,7 @@ def test_ids_of_pipelines() -> None:
         [Lookup("m", (out,)), op([out], [tensor(3, 1)], 1)],
         [op([tensor(3, 1)], [grad], 3), LookupBackward("m", (grad,))],
     )
-    ids = Exchange("m", ShardingType.TABLE_WISE, True, sent=1000, received=2000, output=10)
+    ids = ExchangeMemory("m", ShardingType.TABLE_WISE, True, sent=1000, received=2000, output=10)
     # sent, received, in order, and in order of the batch before
     assert peak(dense, ids) == 1000 + 2000 + 2000 + 2000
     # those that leave for the next batch, too
@@ -122,12 +122,12 @@ def test_outputs_and_gradients_under_every_pipeline() -> None:
     dense = program(
         [Lookup("m", (out,)), op([out], [], 1)], [op([], [grad]), LookupBackward("m", (grad,))]
     )
-    e = Exchange("m", ShardingType.TABLE_WISE, True, looked_up=150, output=100)
+    e = ExchangeMemory("m", ShardingType.TABLE_WISE, True, looked_up=150, output=100)
     forward = 150 + 100 + 150
     backward = 100 + 100 + 100
     for pipeline in ("base", "sparse_dist", "prefetch_sparse_dist"):
         assert peak(dense, e, pipeline=pipeline) == max(forward, backward)
-    wide = Exchange("m", ShardingType.TABLE_WISE, True, looked_up=10, output=100)
+    wide = ExchangeMemory("m", ShardingType.TABLE_WISE, True, looked_up=10, output=100)
     assert peak(dense, wide) == 300
 
 
@@ -135,7 +135,7 @@ WORKLOAD = one_table.a_workload()
 RECEIVED = IDS + LENGTHS
 
 
-def exchanges_of(plan: TablePlan) -> list[list[Exchange]]:
+def exchanges_of(plan: TablePlan) -> list[list[ExchangeMemory]]:
     return exchanges(WORKLOAD, TOPOLOGY, plan_of(WORKLOAD, TOPOLOGY, [plan]))
 
 

@@ -12,14 +12,19 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.errors import InputError
-from shardopt.torchrec.capture.inputs import Numbers, dense_tensors, from_features, like_example
+from shardopt.torchrec.capture.inputs import (
+    BatchNumbers,
+    dense_tensors,
+    from_features,
+    like_example,
+)
 from tests.shardopt.torchrec.hook_models import Model
 
 KEYED = KeyedJaggedTensor.from_lengths_sync(
     ["a", "b"], torch.arange(24), torch.tensor([1, 2, 3, 2, 4, 4, 4, 4])
 )
 """Batch of 4."""
-NUMBERS = Numbers(10, {"a": 33})
+NUMBERS = BatchNumbers(10, {"a": 33})
 
 
 class Pair(NamedTuple):
@@ -82,7 +87,7 @@ class TakesBatch(Weighted):
 
 
 def test_inputs_are_made_of_what_forward_is_annotated_with() -> None:
-    ids = Numbers(10, {"a": 33, "b": 5})
+    ids = BatchNumbers(10, {"a": 33, "b": 5})
     features = {"ebc": ["a"], "ec": ["a", "b"]}
     made = from_features(Takes(), features)(ids)
     assert made.named["x"].shape == (10, 13)

@@ -1,4 +1,4 @@
-"""The log of the hook, and how to silence TorchRec's."""
+"""The log of what runs in a training script, and how to silence TorchRec's."""
 
 from __future__ import annotations
 
