@@ -93,13 +93,14 @@ def test_it_bounds_plans_with_any_of_the_groups(seed: int, share: float) -> None
 def test_outputs_wait_for_their_lookup_and_that_for_what_all_plans_compute() -> None:
     """Cut loose from the stream of its lookup, the exchange would overlap all of the rest."""
     graph = Graph(1, 1)
-    for name, stream, deps in (
+    ops: list[tuple[str, str, list[int]]] = [
         ("dense", "compute", []),
         ("lookup", "compute", []),
         ("outputs", "comm", [1]),
         ("unpack", "compute", [2]),
-    ):
-        cost_ms = np.ones((1, 1))
+    ]
+    cost_ms = np.ones((1, 1))
+    for name, stream, deps in ops:
         graph.add(name, phase="any", resource="any", stream=stream, cost_ms=cost_ms, deps=deps)
     assert cycle_ms(graph, [None, frozenset([0]), frozenset([0]), None]) == pytest.approx(4.0)
     # another exchange may have the outputs, and its lookup may come before the dense part
