@@ -71,16 +71,16 @@ def test_under_a_slow_host_plans_tie_and_below_the_flip_they_do_not() -> None:
 def test_a_plan_that_is_better_as_stated_flips_nothing_by_that() -> None:
     """A fast host: the even plan is faster whatever the host, and no error makes that worse."""
     fast = scale_group(HARDWARE, "overheads", 0.01)
-    found = deciding_constants(replace(PROBLEM, hardware=fast), ODD, {"even": EVEN})
-    assert "overheads" not in {one.group for one in found}
+    deciding = deciding_constants(replace(PROBLEM, hardware=fast), ODD, {"even": EVEN})
+    assert "overheads" not in {constant.group for constant in deciding}
     assert deciding_constants(PROBLEM, EVEN, {"same": EVEN}) == []
 
 
 def test_a_group_without_a_stated_error_decides_nothing() -> None:
     sure = HARDWARE.overheads.model_copy(update={"rel_error": 0.0})
     hardware = HARDWARE.model_copy(update={"overheads": sure})
-    found = deciding_constants(replace(PROBLEM, hardware=hardware), ODD, {"even": EVEN})
-    assert "overheads" not in {one.group for one in found}
+    deciding = deciding_constants(replace(PROBLEM, hardware=hardware), ODD, {"even": EVEN})
+    assert "overheads" not in {constant.group for constant in deciding}
 
 
 def test_the_usual_plans_are_those_that_somebody_would_run() -> None:
@@ -114,13 +114,15 @@ def test_commands_measure_as_little_as_they_can(group: str, device: str, command
 def sixteen(tables: int, batch: int, skip: int = 0) -> Problem:
     """Tables on two hosts of eight H100, with a slow host that is a guess."""
     rng = random.Random(0)
-    made = [
+    all_tables = [
         problems.a_table(
             f"t{i}", int(10 ** rng.uniform(4, 6.5)), rng.choice([64, 128]), rng.uniform(1, 30)
         )
         for i in range(skip + tables)
     ]
-    return Problem(a_workload(*made[skip:], batch_size=batch), problems.hosts(16, 8), HARDWARE)
+    return Problem(
+        a_workload(*all_tables[skip:], batch_size=batch), problems.hosts(16, 8), HARDWARE
+    )
 
 
 @pytest.mark.slow
@@ -143,8 +145,10 @@ def test_a_model_that_waits_for_a_guessed_host_gets_a_plan_for_a_fast_one_too() 
     assert time(chosen, fast) < 1.1 * time(modern, fast) < 0.8 * time(careless, fast)
     host = deciding_constants(problem, careless, {"plan 2": chosen, "plan 3": modern})[0]
     assert (host.group, host.side, host.unmeasured) == ("overheads", "below", True)
-    others = {"plan 2": careless}
-    assert "overheads" not in {one.group for one in deciding_constants(problem, chosen, others)}
+    rivals = {"plan 2": careless}
+    assert "overheads" not in {
+        constant.group for constant in deciding_constants(problem, chosen, rivals)
+    }
 
 
 @pytest.mark.slow

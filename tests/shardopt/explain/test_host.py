@@ -22,19 +22,19 @@ def near_empty_on(name: str) -> Prediction:
 
 
 def test_a_host_that_was_not_measured() -> None:
-    found = host_bound(near_empty_on("h100-sxm"), load_hardware("h100-sxm"))
-    assert found is not None
-    assert found.share > 0.9
-    assert "calibrate --only host" in found.remedy
+    bound = host_bound(near_empty_on("h100-sxm"), load_hardware("h100-sxm"))
+    assert bound is not None
+    assert bound.share > 0.9
+    assert "calibrate --only host" in bound.remedy
 
 
 def test_a_host_that_was_measured(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.yaml"
+    profile = tmp_path / "mine.yaml"
     group = load_hardware("h200-sxm").overheads.model_dump_json(exclude_none=True)
-    mine.write_text(f"base: h100-sxm\noverheads: {group}\n")
-    found = host_bound(near_empty_on(str(mine)), load_hardware(str(mine)))
-    assert found is not None
-    assert "calibrate" not in found.remedy
+    profile.write_text(f"base: h100-sxm\noverheads: {group}\n")
+    bound = host_bound(near_empty_on(str(profile)), load_hardware(str(profile)))
+    assert bound is not None
+    assert "calibrate" not in bound.remedy
 
 
 @pytest.mark.parametrize("name", ["cpu-gloo"])

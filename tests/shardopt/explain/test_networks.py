@@ -19,8 +19,8 @@ def on_ranks(ranks: int) -> Problem:
 
 def part_of(problem: Problem, *, named: bool = False) -> tuple[NetworkPart | None, float]:
     plan = whole(problem, [0, 1])
-    found = predict(problem.workload, problem.topology, problem.hardware, plan)
-    return network_part(problem, plan, found, named=named), found.iteration_ms
+    prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
+    return network_part(problem, plan, prediction, named=named), prediction.iteration_ms
 
 
 def test_one_host_has_none() -> None:
@@ -29,12 +29,12 @@ def test_one_host_has_none() -> None:
 
 def test_others_are_what_the_plan_takes_over_them() -> None:
     problem = on_ranks(16)
-    found, _ = part_of(problem)
-    assert found is not None
-    assert found.stage in {"output_dist", "output_dist_backward", "input_dist", "all_reduce"}
-    assert found.stage_ms > 0
+    network, _ = part_of(problem)
+    assert network is not None
+    assert network.stage in {"output_dist", "output_dist_backward", "input_dist", "all_reduce"}
+    assert network.stage_ms > 0
     joined = replace(problem, hardware=Network("tcpx").joins(problem.hardware))
     part, time = part_of(joined, named=True)
-    assert found.others["tcpx"] == time
+    assert network.others["tcpx"] == time
     assert part is not None
     assert not part.others

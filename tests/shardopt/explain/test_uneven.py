@@ -27,12 +27,12 @@ def histories(deviation: float | None) -> Workload:
 def test_it_is_said_where_other_plans_gain_less(deviation: float | None) -> None:
     workload, topology = histories(deviation), a_topology(8)
     plan = in_turns(workload, topology)
-    found = predict_plan(workload, topology, load_hardware("h100-sxm"), plan)
-    share = found.breakdown.get(WAITING, 0.0) / found.iteration_ms
+    prediction = predict_plan(workload, topology, load_hardware("h100-sxm"), plan)
+    share = prediction.breakdown.get(WAITING, 0.0) / prediction.iteration_ms
     assert (share > DECIDES) is (deviation is not None)
-    assert (uneven_words(found, 0.0) is not None) is (deviation is not None)
-    assert uneven_words(found, 2 * share) is None
-    assert uneven_words(found, None) is None
+    assert (uneven_words(prediction, 0.0) is not None) is (deviation is not None)
+    assert uneven_words(prediction, 2 * share) is None
+    assert uneven_words(prediction, None) is None
 
 
 @pytest.mark.parametrize(("deviation", "balanced"), [(None, False), (100.0, False), (100.0, True)])
@@ -41,6 +41,6 @@ def test_balancing_is_tried_where_batches_are_uneven(
 ) -> None:
     workload = replace(histories(deviation), balance_batches=balanced)
     case = Case(workload, a_topology(8), load_hardware("h100-sxm"))
-    found = [step for step in steps(case) if step.name == "balance_batches"]
-    assert bool(found) is (deviation is not None and not balanced)
-    assert all(step.turn(case).workload.balance_batches for step in found)
+    balancing = [step for step in steps(case) if step.name == "balance_batches"]
+    assert bool(balancing) is (deviation is not None and not balanced)
+    assert all(step.turn(case).workload.balance_batches for step in balancing)

@@ -20,8 +20,8 @@ HEAVY = a_table("heavy", 10_000_000, features=(Feature("ids", 60.0),))
 def test_the_late_rank_and_its_heaviest_table_are_named() -> None:
     problem = a_problem([*tables(1000, 1000, 1000, 1000), HEAVY])
     plan = whole(problem, [0, 1, 2, 3, 2])
-    found = find_waits(problem, plan, predicted(problem, plan).prediction)
-    forward = next(wait for wait in found if wait.phase == "output_dist_forward")
+    waits = find_waits(problem, plan, predicted(problem, plan).prediction)
+    forward = next(wait for wait in waits if wait.phase == "output_dist_forward")
     assert (forward.late_rank, forward.rank != 2) == (2, True)
     (name, share), *_ = forward.causes[0].tables.items()
     assert (name, share > 0.9) == ("heavy", True)
@@ -34,9 +34,9 @@ def test_the_late_rank_and_its_heaviest_table_are_named() -> None:
 def test_ranks_on_hosts_wait_at_meetings_that_take_no_time() -> None:
     problem = replace(a_problem([*tables(1000, 1000), HEAVY], 2), hardware=hardware("cpu-gloo"))
     plan = whole(problem, [0, 1, 1])
-    found = find_waits(problem, plan, predicted(problem, plan).prediction)
-    assert {(wait.rank, wait.late_rank) for wait in found} == {(0, 1)}
-    assert "heavy" in found[0].words
+    waits = find_waits(problem, plan, predicted(problem, plan).prediction)
+    assert {(wait.rank, wait.late_rank) for wait in waits} == {(0, 1)}
+    assert "heavy" in waits[0].words
 
 
 @pytest.mark.parametrize("world", [1, WORLD])
@@ -53,31 +53,33 @@ def test_waits_lie_on_the_path_and_within_the_iteration(ranks: list[int]) -> Non
     plan = whole(problem, ranks)
     prediction = predicted(problem, plan).prediction
     on_path = {segment.rank for segment in prediction.critical_path}
-    found = find_waits(problem, plan, prediction)
-    assert [w.wait_ms for w in found] == sorted((w.wait_ms for w in found), reverse=True)
-    for wait in found:
+    waits = find_waits(problem, plan, prediction)
+    assert [w.wait_ms for w in waits] == sorted((w.wait_ms for w in waits), reverse=True)
+    for wait in waits:
         assert wait.late_rank in on_path
         assert wait.rank != wait.late_rank
         idle_ms = prediction.per_rank[wait.rank].idle_ms
         assert 0 <= wait.median_ms <= wait.wait_ms <= idle_ms + 1e-9
         for cause in wait.causes:
-            held = {key for key, table in plan.tables.items() if wait.late_rank in table.ranks}
-            assert set(cause.tables) <= held
+            on_late_rank = {
+                key for key, table in plan.tables.items() if wait.late_rank in table.ranks
+            }
+            assert set(cause.tables) <= on_late_rank
             assert sum(cause.tables.values()) <= 1 + 1e-9
 
 
 def test_of_many_equal_tables_a_few_are_named() -> None:
     problem = a_problem(tables(*(1000,) * 12))
     plan = whole(problem, [0] * 9 + [1, 2, 3])
-    found = find_waits(problem, plan, predicted(problem, plan).prediction)
-    assert any("and 6 more" in wait.words for wait in found)
+    waits = find_waits(problem, plan, predicted(problem, plan).prediction)
+    assert any("and 6 more" in wait.words for wait in waits)
 
 
 def test_words_without_a_cause_name_the_rank_alone() -> None:
     wait = Wait("x.all_to_all", "output_dist_forward", 1, 0, 2.0, 1.0, 1, ())
     assert wait.words.startswith("Rank 1 waits 2.000 ms for rank 0 before")
-    other = Cause("bottom.0", "dense_forward", 1.0, 0.5, {})
-    assert "for rank 0's bottom.0 before" in replace(wait, causes=(other,)).words
+    uncaused = Cause("bottom.0", "dense_forward", 1.0, 0.5, {})
+    assert "for rank 0's bottom.0 before" in replace(wait, causes=(uncaused,)).words
 
 
 def test_phases_of_the_busiest_host_the_longest_first() -> None:
