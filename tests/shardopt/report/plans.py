@@ -24,9 +24,11 @@ def tables(*rows: int) -> list[Table]:
     return [a_table(f"t{i}", n) for i, n in enumerate(rows)]
 
 
-def a_problem(given: Sequence[Table], world: int = WORLD, local: int | None = None) -> Problem:
+def a_problem(
+    model_tables: Sequence[Table], world: int = WORLD, local: int | None = None
+) -> Problem:
     """Work enough that kernels, on a quick host, set the time."""
-    workload = a_workload(*given, batch_size=16384)
+    workload = a_workload(*model_tables, batch_size=16384)
     return Problem(workload, a_topology(world, local), device_bound())
 
 
@@ -58,9 +60,9 @@ def explained(problem: Problem, *plans: GivenPlan) -> ExplainAnswer:
 @cache
 def nasty() -> ExplainAnswer:
     """Twelve tables, one with a hostile name; most on rank 0, beside a plan that spreads them."""
-    given = tables(*(1000 * (i + 1) for i in range(12)))
-    given[3] = replace(given[3], name=NASTY)
-    problem = a_problem(given)
+    model_tables = tables(*(1000 * (i + 1) for i in range(12)))
+    model_tables[3] = replace(model_tables[3], name=NASTY)
+    problem = a_problem(model_tables)
     return explained(
         problem,
         predicted(problem, whole(problem, [0] * 9 + [1, 2, 3]), "</script>.json"),

@@ -64,19 +64,19 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(text + PROBE, "utf-8")
     shown = chromium("--dump-dom", (tmp_path / "page.html").as_uri())
     (probe,) = re.findall(r'<pre id="probe">(.*?)</pre>', shown, re.S)
-    found: dict[str, Any] = json.loads(html.unescape(probe))
-    assert (found["errors"], found["fetched"], found["width"]) == ([], 0, True)
-    assert NASTY in found["names"]
-    assert found["count"] == "12 of 12 shown"
-    rows = [int(cell.replace(",", "")) for cell in found["first"]]
+    probed: dict[str, Any] = json.loads(html.unescape(probe))
+    assert (probed["errors"], probed["fetched"], probed["width"]) == ([], 0, True)
+    assert NASTY in probed["names"]
+    assert probed["count"] == "12 of 12 shown"
+    rows = [int(cell.replace(",", "")) for cell in probed["first"]]
     assert rows == sorted(rows)
-    assert [int(cell.replace(",", "")) for cell in found["turned"]] == rows[::-1]
-    names = found["sorted"]
+    assert [int(cell.replace(",", "")) for cell in probed["turned"]] == rows[::-1]
+    names = probed["sorted"]
     assert names.index("t2") < names.index("t10")
-    assert set(found["filtered"]) == {"t1", "t10", "t11"}
-    assert found["on_rank"] == ["t10"]
-    assert len(found["bars"]) > 50
-    assert all(height > 10 for _, height in found["bars"])
+    assert set(probed["filtered"]) == {"t1", "t10", "t11"}
+    assert probed["on_rank"] == ["t10"]
+    assert len(probed["bars"]) > 50
+    assert all(height > 10 for _, height in probed["bars"])
 
 
 def test_a_screenshot_is_drawn(tmp_path: Path) -> None:

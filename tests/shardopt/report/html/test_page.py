@@ -57,9 +57,9 @@ def text() -> str:
 def test_bars_of_phases_are_shares_of_the_iteration(text: str) -> None:
     """A phase of a third of the iteration fills a third of its track."""
     bar = r'<td class="number">([\d.]+) %</td><td><div class="bar"><i [^>]*?style="width:([\d.]+)%"'
-    found = [(float(share), float(width)) for share, width in re.findall(bar, text)]
-    assert len(found) > 3
-    assert [width for _, width in found] == pytest.approx([share for share, _ in found], abs=0.51)
+    bars = [(float(share), float(width)) for share, width in re.findall(bar, text)]
+    assert len(bars) > 3
+    assert [width for _, width in bars] == pytest.approx([share for share, _ in bars], abs=0.51)
 
 
 def test_names_are_text_and_never_markup(text: str) -> None:
@@ -101,9 +101,9 @@ def test_bars_stay_in_the_period_and_on_their_lane_one_follows_the_other() -> No
     for span in spans(prediction):
         assert 0 <= span.start_ms < span.end_ms <= prediction.iteration_ms
         by_lane.setdefault((span.rank, span.lane), []).append((span.start_ms, span.end_ms))
-    for found in by_lane.values():
-        found.sort()
-        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(found))
+    for lane in by_lane.values():
+        lane.sort()
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(lane))
 
 
 def test_a_period_holds_every_operation_once() -> None:
@@ -116,9 +116,9 @@ def test_a_period_holds_every_operation_once() -> None:
     step = prediction.timeline.steps[-1]
     cost: dict[str, float] = {}
     for index, op in enumerate(prediction.graph.ops):
-        took = float(step.end[index, 0, 1] - step.start[index, 0, 1])
-        if took > 0:
-            cost[op.name] = cost.get(op.name, 0.0) + took
+        duration_ms = float(step.end[index, 0, 1] - step.start[index, 0, 1])
+        if duration_ms > 0:
+            cost[op.name] = cost.get(op.name, 0.0) + duration_ms
     assert ran == pytest.approx(cost)
 
 
@@ -126,9 +126,9 @@ def test_a_period_holds_every_operation_once() -> None:
 def many() -> tuple[GivenPlan, Element]:
     """A plan for 40 ranks on five hosts, and the body of its page."""
     problem = a_problem(tables(*(1000 + i for i in range(40))), 40, 8)
-    given = predicted(problem, whole(problem, range(40)))
-    made = page(explained(problem, given), VERSIONS)
-    return given, body_of(made)
+    explanation = predicted(problem, whole(problem, range(40)))
+    html = page(explained(problem, explanation), VERSIONS)
+    return explanation, body_of(html)
 
 
 def body_of(text: str) -> Element:
@@ -139,7 +139,7 @@ def body_of(text: str) -> Element:
 
 def classed(parent: Element, tag: str, name: str) -> list[Element]:
     """Elements of a class, in the order of the page."""
-    return [one for one in parent.iter(tag) if name in (one.get("class") or "").split()]
+    return [element for element in parent.iter(tag) if name in (element.get("class") or "").split()]
 
 
 def lanes_of(parent: Element) -> set[str]:
@@ -151,38 +151,40 @@ def lanes_of(parent: Element) -> set[str]:
 def test_of_many_ranks_one_host_and_the_worst_are_shown_and_others_folded_away(
     many: tuple[GivenPlan, Element],
 ) -> None:
-    given, body = many
-    path = {segment.rank for segment in given.prediction.critical_path}
+    explanation, body = many
+    path = {segment.rank for segment in explanation.prediction.critical_path}
     (lanes,) = classed(body, "div", "lanes")
-    shown = {rank for one in lanes.findall("details[@class='rank']") for rank in lanes_of(one)}
-    (others,) = classed(lanes, "details", "others")
-    assert others.get("open") is None
+    shown = {
+        rank for details in lanes.findall("details[@class='rank']") for rank in lanes_of(details)
+    }
+    (folded,) = classed(lanes, "details", "others")
+    assert folded.get("open") is None
     assert {f"rank {rank}" for rank in path} <= shown
     assert any({f"rank {8 * host + i}" for i in range(8)} <= shown for host in range(5))
     assert len(shown) <= MAX_HOST + 2 + len(path)
-    assert MAX_RANKS <= len(shown | lanes_of(others)) < 40
-    assert not shown & lanes_of(others)
+    assert MAX_RANKS <= len(shown | lanes_of(folded)) < 40
+    assert not shown & lanes_of(folded)
 
 
 def test_of_a_rank_one_lane_is_shown_but_for_the_worst(
     many: tuple[GivenPlan, Element],
 ) -> None:
     _, body = many
-    found = classed(body, "details", "rank")
-    for rank in found:
-        assert len([one for one in rank.findall("summary//svg") if one.get("role")]) == 1
-        assert len([one for one in rank.findall("div/svg") if one.get("role")]) > 1
-    assert any(rank.get("open") is not None for rank in found)
+    ranks = classed(body, "details", "rank")
+    for rank in ranks:
+        assert len([svg for svg in rank.findall("summary//svg") if svg.get("role")]) == 1
+        assert len([svg for svg in rank.findall("div/svg") if svg.get("role")]) > 1
+    assert any(rank.get("open") is not None for rank in ranks)
 
 
 def test_of_a_path_over_many_ranks_those_it_is_on_for_longest_are_open() -> None:
     prediction = nasty().prediction
-    long, *_ = sorted(prediction.critical_path, key=lambda one: -one.duration_ms)
+    long, *_ = sorted(prediction.critical_path, key=lambda e: -e.duration_ms)
     path = [replace(long, rank=rank, end_ms=long.start_ms + 1 + rank) for rank in range(4)]
     drawn = timeline(replace(prediction, critical_path=tuple(path)), 4)
-    opened = [one for one in classed(drawn, "details", "rank") if one.get("open") is not None]
+    opened = [e for e in classed(drawn, "details", "rank") if e.get("open") is not None]
     assert len(opened) == OPENED
-    assert {rank for one in opened for rank in lanes_of(one)} == {"rank 3", "rank 2"}
+    assert {rank for e in opened for rank in lanes_of(e)} == {"rank 3", "rank 2"}
 
 
 def test_the_three_answers_come_first_and_advice_is_the_first_section(text: str) -> None:
@@ -190,17 +192,18 @@ def test_the_three_answers_come_first_and_advice_is_the_first_section(text: str)
     header, section = body[0], body[1]
     assert [header.tag, section.tag] == ["header", "section"]
     assert len(list(header.iter("article"))) == 3
-    assert all(len(classed(one, "p", "figure")) == 1 for one in header.iter("article"))
+    assert all(len(classed(article, "p", "figure")) == 1 for article in header.iter("article"))
 
 
 @pytest.mark.parametrize(("bound", "share"), [(0.5, "100 %"), (1.0, "none")])
 def test_the_second_answer_is_the_proved_gap(bound: float, share: str) -> None:
-    given = nasty()
-    proved = given.model_copy(update={"lower_bound_ms": bound * given.iteration_ms})
+    explanation = nasty()
+    proved = explanation.model_copy(update={"lower_bound_ms": bound * explanation.iteration_ms})
     body = body_of(page(proved, VERSIONS))
-    unknown = body_of(page(given, VERSIONS))
+    unknown = body_of(page(explanation, VERSIONS))
     figures, without = (
-        [figure.text or "" for figure in classed(one, "p", "figure")] for one in (body, unknown)
+        [figure.text or "" for figure in classed(each_body, "p", "figure")]
+        for each_body in (body, unknown)
     )
     assert share in figures[1]
     assert (figures[0], figures[2]) == (without[0], without[2])
@@ -208,35 +211,35 @@ def test_the_second_answer_is_the_proved_gap(bound: float, share: str) -> None:
 
 
 def test_no_markup_is_raw_and_doubts_are_folded_away(text: str) -> None:
-    given = nasty().model_copy(update={"doubts": ("run `shardopt plan` again",)})
-    body = body_of(page(given, VERSIONS))
+    explanation = nasty().model_copy(update={"doubts": ("run `shardopt plan` again",)})
+    body = body_of(page(explanation, VERSIONS))
     assert not any("`" in words for words in body.itertext())
     (notes,) = classed(body, "details", "caveats")
     assert notes.get("open") is None
-    assert "shardopt plan" in [one.text for one in notes.findall("p/code")]
+    assert "shardopt plan" in [code.text for code in notes.findall("p/code")]
 
 
 def test_a_plan_that_does_not_fit_says_so_in_the_first_answer() -> None:
     problem = a_problem(tables(*(1_000_000 + i for i in range(8))))
     small = replace(problem, topology=Topology.uniform(4, hbm_bytes=2**28, ddr_bytes=2**28))
-    given = predicted(small, whole(small, [0] * 8))
-    body = body_of(page(explained(small, given), VERSIONS))
+    explanation = predicted(small, whole(small, [0] * 8))
+    body = body_of(page(explained(small, explanation), VERSIONS))
     assert classed(next(body.iter("article")), "p", "misfit-text")
     assert len(classed(body, "p", "misfit-text")) == 1
 
 
 def test_every_table_lies_in_a_frame_that_scrolls(text: str) -> None:
     body = body_of(text)
-    framed = [t for one in classed(body, "div", "scroll") for t in one.findall("table")]
-    facts = [t for one in classed(body, "div", "facts") for t in one.findall("table")]
+    framed = [t for frame in classed(body, "div", "scroll") for t in frame.findall("table")]
+    facts = [t for frame in classed(body, "div", "facts") for t in frame.findall("table")]
     assert len(framed) > 5
     assert len(framed) + len(facts) == len(list(body.iter("table")))
 
 
 def test_a_node_keeps_text_and_children_in_order() -> None:
-    made = node(
+    paragraph = node(
         "p", "a", node("b", "<"), "c", node("i"), "d", class_="x", data_tip='"&', hidden=None
     )
-    assert text_of(made).splitlines()[1] == (
+    assert text_of(paragraph).splitlines()[1] == (
         '<p class="x" data-tip="&quot;&amp;">a<b>&lt;</b>c<i></i>d</p>'
     )
