@@ -48,15 +48,15 @@ def test_one_threshold_decides(
     gain = ExpectedGain(TORCHREC, sum(interval) / 2, interval, nominal, 128)
     assert gain.verdict == verdict
     monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: gain)
-    given, result = setting(), searched()
-    theirs = result.baseline_plans[TORCHREC]
-    other = next(plan for name, plan in result.baseline_plans.items() if plan != theirs)
-    ours = RankedPlan(other, result.best.iteration_ms, "ours")
-    made = answer.answer_of(given, Result(**{**vars(result), "plans": (ours,)}), {})
-    assert (made.result.best.plan == theirs) == (verdict == "keep")
-    assert made.best.iteration_ms == given.predict(made.result.best.plan).iteration_ms
-    assert len(made.predictions) == len(made.result.plans) == 1
-    assert made.verdict.split()[0] != "Use" or verdict == "use"
+    case, result = setting(), searched()
+    torchrec_plan = result.baseline_plans[TORCHREC]
+    rival = next(plan for name, plan in result.baseline_plans.items() if plan != torchrec_plan)
+    ours = RankedPlan(rival, result.best.iteration_ms, "ours")
+    combined = answer.answer_of(case, Result(**{**vars(result), "plans": (ours,)}), {})
+    assert (combined.result.best.plan == torchrec_plan) == (verdict == "keep")
+    assert combined.best.iteration_ms == case.predict(combined.result.best.plan).iteration_ms
+    assert len(combined.predictions) == len(combined.result.plans) == 1
+    assert combined.verdict.split()[0] != "Use" or verdict == "use"
 
 
 def test_a_plan_of_torchrec_that_breaks_constraints_is_never_first(
@@ -65,7 +65,7 @@ def test_a_plan_of_torchrec_that_breaks_constraints_is_never_first(
     gain = ExpectedGain(TORCHREC, 0.0, (0.0, 0.0), 0.0, 128)
     monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: gain)
     monkeypatch.setattr(answer, "broken", lambda plan, setting: ["it breaks a constraint"])
-    given = setting()
-    result = solve(replace(given.problem(), scenarios=()), Stop(0.02), 0)
-    made = answer.answer_of(given, result, {})
-    assert made.result.best == result.best
+    case = setting()
+    result = solve(replace(case.problem(), scenarios=()), Stop(0.02), 0)
+    combined = answer.answer_of(case, result, {})
+    assert combined.result.best == result.best

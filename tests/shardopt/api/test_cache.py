@@ -32,10 +32,10 @@ def result(number: int = 0) -> Result:
     return replace(a_result(), evaluations=number, stopped_by="work")
 
 
-def counted(calls: list[int], found: Result) -> Callable[[], Result]:
+def counted(calls: list[int], result: Result) -> Callable[[], Result]:
     def search() -> Result:
         calls.append(1)
-        return found
+        return result
 
     return search
 
@@ -47,8 +47,8 @@ def entries(folder: Path) -> list[Path]:
 def test_the_same_input_is_searched_once(tmp_path: Path) -> None:
     calls: list[int] = []
     cache = ResultCache(tmp_path / "kept")
-    for kept in (False, True, True):
-        assert cache.recall(("a", 1), counted(calls, result(1))) == (result(1), kept)
+    for from_cache in (False, True, True):
+        assert cache.recall(("a", 1), counted(calls, result(1))) == (result(1), from_cache)
     assert cache.recall(("a", 2), counted(calls, result(2))) == (result(2), False)
     assert len(calls) == 2
     assert not os.stat(tmp_path / "kept").st_mode & 0o077, "only its user may look"
@@ -86,14 +86,14 @@ def test_damaged_entries_are_not_there(tmp_path: Path, content: bytes) -> None:
     cache = ResultCache(tmp_path)
     cache.recall(1, result)
     (entry,) = entries(tmp_path)
-    whole = entry.read_bytes()
+    undamaged = entry.read_bytes()
     # another number in a result that can be read
-    other = whole.replace(b'"evaluations":0', b'"evaluations":1')
-    assert other != whole
-    for damaged in (content, whole[:-1], other):
+    changed = undamaged.replace(b'"evaluations":0', b'"evaluations":1')
+    assert changed != undamaged
+    for damaged in (content, undamaged[:-1], changed):
         entry.write_bytes(damaged)
         assert cache.recall(1, result) == (result(), False)
-        assert entry.read_bytes() == whole, "it was written again"
+        assert entry.read_bytes() == undamaged, "it was written again"
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
@@ -109,9 +109,9 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path: Path, make) ->
 def test_where_nothing_can_be_kept_it_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = tmp_path / "file"
-    taken.write_text("")
-    assert ResultCache(taken / "below").recall(1, result) == (result(), False)
+    file = tmp_path / "file"
+    file.write_text("")
+    assert ResultCache(file / "below").recall(1, result) == (result(), False)
     for _ in range(2):  # of unknown content
         assert ResultCache(tmp_path).recall(object(), result) == (result(), False)
     ResultCache(tmp_path).recall(1, result)
@@ -130,17 +130,17 @@ def test_the_least_recently_used_go(tmp_path: Path) -> None:
     first = entries(tmp_path)[0]
     os.utime(first)
     cache.recall(3, result)
-    left = entries(tmp_path)
-    assert len(left) == 3
-    assert first in left, "it was used last"
+    remaining = entries(tmp_path)
+    assert len(remaining) == 3
+    assert first in remaining, "it was used last"
     ResultCache(tmp_path, most_bytes=size // 2).recall(4, result)
-    assert entries(tmp_path) == left, "what is larger than all may be is not kept"
+    assert entries(tmp_path) == remaining, "what is larger than all may be is not kept"
 
 
 def keep_some(folder: Path) -> bool:
     cache = ResultCache(folder, most_bytes=20_000)
     recalled = ((n % 7, cache.recall(n % 7, lambda n=n: result(n % 7))[0]) for n in range(60))
-    return all(found == result(n) for n, found in recalled)
+    return all(recalled_result == result(n) for n, recalled_result in recalled)
 
 
 def test_processes_share_it(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ DIFFERENT = [
 
 
 def test_what_differs_has_another_digest() -> None:
-    assert len({digest(thing) for thing in DIFFERENT}) == len(DIFFERENT)
+    assert len({digest(value) for value in DIFFERENT}) == len(DIFFERENT)
 
 
 def test_what_is_alike_has_the_same() -> None:

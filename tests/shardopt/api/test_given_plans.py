@@ -19,11 +19,11 @@ ROWS = {"users": 200000, "items": 50000, "days": 7}
 
 def written(folder: Path, **tables: dict[str, Any]) -> Path:
     """A plan of the model on two ranks; tables that are not given are table-wise on rank 0."""
-    given = {
+    whole_shards = {
         name: table("table_wise", "fused", (0, [0, 0], [rows, 64])) for name, rows in ROWS.items()
     }
     path = folder / "plan.json"
-    plan = {"schema": "shardopt.plan/1", "world_size": 2, "tables": {**given, **tables}}
+    plan = {"schema": "shardopt.plan/1", "world_size": 2, "tables": {**whole_shards, **tables}}
     path.write_text(json.dumps(plan))
     return path
 
@@ -72,9 +72,9 @@ def test_plans_for_other_ranks_are_not_compared(model: Path, tmp_path: Path) -> 
 def test_what_torchrec_runs(model: Path, tmp_path: Path) -> None:
     days = table("data_parallel", "dense", *REPLICAS)
     path = written(tmp_path, items=halves(0, 1, 25000), days=days)
-    (found,) = predict_plans(model, [path], Machine()).predictions
-    assert len(found.doubts) == 1
-    assert "does not say which model file" in found.doubts[0]
+    (prediction,) = predict_plans(model, [path], Machine()).predictions
+    assert len(prediction.doubts) == 1
+    assert "does not say which model file" in prediction.doubts[0]
 
 
 def test_broken_constraints_are_named(model: Path, tmp_path: Path) -> None:
@@ -84,25 +84,25 @@ def test_broken_constraints_are_named(model: Path, tmp_path: Path) -> None:
         50000: "{ranks: [1], co_locate: together}",
         7: "{compute_kernels: [dense], co_locate: together}",
     }
-    for rows, given in wants.items():
+    for rows, constraint in wants.items():
         line = f"    num_embeddings: {rows}\n"
-        text = text.replace(line, f"{line}    constraints: {given}\n")
+        text = text.replace(line, f"{line}    constraints: {constraint}\n")
     model.write_text(text)
     items = table("table_wise", "fused", (1, [0, 0], [50000, 64]))
-    (found,) = predict_plans(model, [written(tmp_path, items=items)], Machine()).predictions
-    told = "\n".join(found.doubts)
-    assert "'users' breaks the model's constraints: constraints.sharding_types" in told
-    assert "'days' breaks the model's constraints: constraints.compute_kernels" in told
-    assert "constraints.co_locate 'together' lie on different ranks" in told
-    assert "'items'" not in told
+    (prediction,) = predict_plans(model, [written(tmp_path, items=items)], Machine()).predictions
+    doubts = "\n".join(prediction.doubts)
+    assert "'users' breaks the model's constraints: constraints.sharding_types" in doubts
+    assert "'days' breaks the model's constraints: constraints.compute_kernels" in doubts
+    assert "constraints.co_locate 'together' lie on different ranks" in doubts
+    assert "'items'" not in doubts
 
 
 def test_means_that_torchrec_computes_wrong_are_a_doubt(model: Path, tmp_path: Path) -> None:
     line = "    num_embeddings: 50000\n"
     model.write_text(model.read_text().replace(line, f"{line}    pooling: mean\n"))
     path = written(tmp_path, items=halves(0, 1, 25000))
-    (found,) = predict_plans(model, [path], Machine()).predictions
-    assert any("divide the output" in doubt for doubt in found.doubts)
+    (prediction,) = predict_plans(model, [path], Machine()).predictions
+    assert any("divide the output" in doubt for doubt in prediction.doubts)
 
 
 def test_a_bound_holds_for_the_model_and_the_machine_it_was_proved_for(

@@ -51,24 +51,24 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("changed", OTHERS)
 def test_another_question_is_searched_anew(
-    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[Any, ...]] = []
+    searches: list[tuple[Any, ...]] = []
 
     def search(problem: Problem, stop: Stop, seed: int, **options: Any) -> Result:
-        asked.append((seed, stop.effort, problem.aim, len(problem.scenarios or ())))
+        searches.append((seed, stop.effort, problem.aim, len(problem.scenarios or ())))
         return a_result()
 
     monkeypatch.setattr("search.solve.solve", search)
-    kept = ResultCache(tmp_path)
-    assert not find_plans(cache=kept, **ASKED)[1]
-    assert find_plans(cache=kept, **ASKED)[1]
-    assert not find_plans(cache=kept, **{**ASKED, **OTHERS[other]})[1]
-    assert len(asked) == 2
-    decides = other in ("seed", "effort", "aim", "scenarios")
-    assert (asked[0] != asked[1]) == decides
+    cache = ResultCache(tmp_path)
+    assert not find_plans(cache=cache, **ASKED)[1]
+    assert find_plans(cache=cache, **ASKED)[1]
+    assert not find_plans(cache=cache, **{**ASKED, **OTHERS[changed]})[1]
+    assert len(searches) == 2
+    decides = changed in ("seed", "effort", "aim", "scenarios")
+    assert (searches[0] != searches[1]) == decides
 
 
 def test_the_command_searches_with_its_seed(

@@ -44,10 +44,10 @@ def test_windows_of_a_model_file_are_scenarios_beside_the_draws(tmp_path: Path) 
     assert windows["mon"].tables[0].features[0].pooling_factor == 2
     assert windows["tue"].tables[0].features[0].pooling_factor == pytest.approx(3.0)
     problem = Problem(windows["mon"], hosts(2), CPU)
-    found = read_scenarios(4, CPU, windows).of(problem)
-    assert [one.name for one in found[:3]] == ["mon", "tue", "draw 1"]
-    assert sum(one.weight for one in found) == pytest.approx(1)
-    assert [one.name for one in read_scenarios("none", CPU, windows).of(problem)] == ["mon", "tue"]
+    scenarios = read_scenarios(4, CPU, windows).of(problem)
+    assert [s.name for s in scenarios[:3]] == ["mon", "tue", "draw 1"]
+    assert sum(s.weight for s in scenarios) == pytest.approx(1)
+    assert [s.name for s in read_scenarios("none", CPU, windows).of(problem)] == ["mon", "tue"]
 
 
 @pytest.mark.parametrize("pooling", [[1.0, 2.0], -3.0, float("inf"), 0.0])
@@ -62,8 +62,8 @@ def test_a_window_whose_pooling_factor_is_none_keeps_that_of_the_model(
 
 def test_stats_files_give_windows_and_those_of_other_data_are_told_by_name(tmp_path: Path) -> None:
     workload = load_model(write_model(tmp_path, "uniform"))
-    found = workloads_of_stats(workload, two_windows(tmp_path))
-    assert [w.tables[0].features[0].pooling_factor for w in found.values()] == [2.0, 3.0]
+    windows = workloads_of_stats(workload, two_windows(tmp_path))
+    assert [w.tables[0].features[0].pooling_factor for w in windows.values()] == [2.0, 3.0]
     mon = write_window(tmp_path / "mon.npz", 2.0)
     for name, more, words in (
         ("other", {"names": ("g",)}, "none of the model's features"),
@@ -106,8 +106,8 @@ def test_a_scenario_file_has_weights_and_factors(tmp_path: Path) -> None:
         '{"schema": 1, "scenarios": [{"name": "a", "weight": 0.25, "factors": {"gemm": 2}},'
         ' {"name": "b", "weight": 0.75}]}'
     )
-    found = read_scenarios(path, CPU, {})
-    assert [(one.name, one.weight, dict(one.factors)) for one in found.from_file] == [
+    scenarios = read_scenarios(path, CPU, {})
+    assert [(s.name, s.weight, dict(s.factors)) for s in scenarios.from_file] == [
         ("a", 0.25, {"gemm": 2.0}),
         ("b", 0.75, {}),
     ]

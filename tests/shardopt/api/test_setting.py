@@ -27,8 +27,8 @@ def test_topology_has_what_the_reserve_leaves(model: Path) -> None:
     setting = resolve(model, Machine(gpus=16, hardware="a100-40gb"))
     assert (setting.topology.hosts, setting.topology.local_world_size) == (2, 8)
     assert setting.installed.hbm_cap_bytes == (load_hardware("a100-40gb").hbm_bytes,) * 16
-    left = setting.topology.hbm_cap_bytes[0] / setting.installed.hbm_cap_bytes[0]
-    assert 0.85 < left < 0.9
+    usable = setting.topology.hbm_cap_bytes[0] / setting.installed.hbm_cap_bytes[0]
+    assert 0.85 < usable < 0.9
     limit = setting.topology.limit_bytes[0] / setting.installed.hbm_cap_bytes[0]
     assert 0.89 < limit < 0.9
     assert setting.hardware_from == "given"
@@ -61,9 +61,11 @@ def test_a_width_that_fused_kernels_refuse_is_no_constraint_of_the_user(
 
 
 def test_levels_reach_the_topology(model: Path) -> None:
-    found = resolve(model, Machine(cluster=CONFIGS / "clusters" / "a100_oversubscribed_pods.yaml"))
-    assert [level.name for level in found.topology.network] == ["leaf", "pods"]
-    assert found.installed.network == found.topology.network
+    setting = resolve(
+        model, Machine(cluster=CONFIGS / "clusters" / "a100_oversubscribed_pods.yaml")
+    )
+    assert [level.name for level in setting.topology.network] == ["leaf", "pods"]
+    assert setting.installed.network == setting.topology.network
 
 
 def test_mixed_hosts_have_their_own_memory_and_the_slowest_times(
@@ -71,22 +73,22 @@ def test_mixed_hosts_have_their_own_memory_and_the_slowest_times(
 ) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(MIXED)
-    found = resolve(model, Machine(cluster=path))
-    assert (found.hardware.name, found.hardware_name) == ("h100-sxm + a100-40gb", "a100-40gb")
-    assert found.installed.hbm_cap_bytes == (gib(80),) * 2 + (gib(40),) * 2
-    given = resolve(model, Machine(cluster=path, hardware="h100-sxm"))
-    assert given.hardware.name == "h100-sxm"
-    assert set(given.installed.hbm_cap_bytes) == {gib(80)}
+    mixed = resolve(model, Machine(cluster=path))
+    assert (mixed.hardware.name, mixed.hardware_name) == ("h100-sxm + a100-40gb", "a100-40gb")
+    assert mixed.installed.hbm_cap_bytes == (gib(80),) * 2 + (gib(40),) * 2
+    uniform = resolve(model, Machine(cluster=path, hardware="h100-sxm"))
+    assert uniform.hardware.name == "h100-sxm"
+    assert set(uniform.installed.hbm_cap_bytes) == {gib(80)}
 
 
-@pytest.mark.parametrize(("pooling_factor", "told"), [("1e-200", True), ("0.001", False)])
+@pytest.mark.parametrize(("pooling_factor", "is_noted"), [("1e-200", True), ("0.001", False)])
 def test_a_feature_that_hardly_any_batch_reads_is_told(
-    model: Path, pooling_factor: str, told: bool
+    model: Path, pooling_factor: str, is_noted: bool
 ) -> None:
     text = model.read_text()
     model.write_text(text.replace("pooling_factor: 20", f"pooling_factor: {pooling_factor}"))
     notes = resolve(model, Machine(gpus=2)).notes
-    assert any("item" in note and pooling_factor in note for note in notes) is told
+    assert any("item" in note and pooling_factor in note for note in notes) is is_noted
 
 
 def test_a_named_network_takes_the_place_of_the_profile_s(model: Path, tmp_path: Path) -> None:
