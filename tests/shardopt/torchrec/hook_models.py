@@ -69,8 +69,8 @@ def holding(module: nn.Module) -> nn.Module:
     return nn.ModuleDict({"x": module})
 
 
-def factors(**of: float) -> dict[str, ParameterConstraints]:
-    return {name: ParameterConstraints(pooling_factors=[value]) for name, value in of.items()}
+def factors(**values: float) -> dict[str, ParameterConstraints]:
+    return {name: ParameterConstraints(pooling_factors=[value]) for name, value in values.items()}
 
 
 def topology(world: int = 4, hbm: int = 16 * GIB, **more: Any) -> Topology:
@@ -78,7 +78,7 @@ def topology(world: int = 4, hbm: int = 16 * GIB, **more: Any) -> Topology:
 
 
 def planner(**more: Any) -> ShardoptPlanner:
-    given = {
+    arguments = {
         "topology": topology(),
         "batch_size": 512,
         "hardware": "a100-80gb",
@@ -86,7 +86,7 @@ def planner(**more: Any) -> ShardoptPlanner:
         "effort": EFFORT,
         "debug": False,
     }
-    return ShardoptPlanner(**{**given, **more})
+    return ShardoptPlanner(**{**arguments, **more})
 
 
 SHARDERS = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
@@ -109,14 +109,14 @@ class Offering(EmbeddingBagCollectionSharder):
 class Kept(PlanLoader):
     """A plan of before, and the hash of what it was for."""
 
-    def __init__(self, options: dict[int, ShardingOption] | None, of: str) -> None:
-        self.options, self.of = options, of
+    def __init__(self, options: dict[int, ShardingOption] | None, key: str) -> None:
+        self.options, self.key = options, key
 
     def load(self) -> dict[int, ShardingOption] | None:
         return self.options
 
     def plan_context_hash(self) -> str:
-        return self.of
+        return self.key
 
     def get_plan_id(self) -> str:
         return "kept"
@@ -126,17 +126,17 @@ class NotSearchedError(BaseException):
     """Ends a plan where its search would begin; no planner falls back on it."""
 
 
-def problem_of(made: ShardoptPlanner, model: nn.Module, sharders: Sequence[Any] = SHARDERS) -> Any:
+def problem_of(hook: ShardoptPlanner, model: nn.Module, sharders: Sequence[Any] = SHARDERS) -> Any:
     """Return the problem that a planner would search; reading a module needs no search."""
-    asked: list[Problem] = []
+    problems: list[Problem] = []
 
     def ask(problem: Problem, *_: Any, **__: Any) -> NoReturn:
-        asked.append(problem)
+        problems.append(problem)
         raise NotSearchedError
 
     with patch.object(planning, "find_plans", ask), pytest.raises(NotSearchedError):
-        made.plan(model, list(sharders))
-    (problem,) = asked
+        hook.plan(model, list(sharders))
+    (problem,) = problems
     return problem
 
 

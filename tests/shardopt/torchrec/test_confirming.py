@@ -37,10 +37,10 @@ def test_a_loader_with_a_generator_of_its_own_begins_anew() -> None:
         generator = torch.Generator().manual_seed(3)
         return torch.utils.data.DataLoader(range(50), shuffle=True, generator=generator)
 
-    asked, other = loader(), loader()
-    with untouched(asked):
-        next(iter(asked))
-    assert list(asked) == list(other)
+    confirmed, fresh = loader(), loader()
+    with untouched(confirmed):
+        next(iter(confirmed))
+    assert list(confirmed) == list(fresh)
 
 
 def test_a_copy_has_real_layers_and_tables_on_the_meta_device() -> None:
@@ -52,11 +52,11 @@ def test_a_copy_has_real_layers_and_tables_on_the_meta_device() -> None:
     weight = module[0].embedding_bags["t"].weight
     apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
     copied = copy_of(module, [EmbeddingBagCollectionSharder()])
-    other = copied[0].embedding_bags["t"].weight
-    assert (other.device.type, weight.device.type) == ("meta", "cpu")
-    assert other._optimizer_classes == [torch.optim.SGD]
-    assert other._optimizer_kwargs == [{"lr": 0.5}]
-    other._optimizer_kwargs[0]["optimizer"] = "as TorchRec does when it shards"
+    copied_weight = copied[0].embedding_bags["t"].weight
+    assert (copied_weight.device.type, weight.device.type) == ("meta", "cpu")
+    assert copied_weight._optimizer_classes == [torch.optim.SGD]
+    assert copied_weight._optimizer_kwargs == [{"lr": 0.5}]
+    copied_weight._optimizer_kwargs[0]["optimizer"] = "as TorchRec does when it shards"
     assert weight._optimizer_kwargs == [{"lr": 0.5}]
     assert torch.equal(copied[1].weight, module[1].weight)
     assert copied[1].weight is not module[1].weight

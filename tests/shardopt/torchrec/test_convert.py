@@ -114,9 +114,9 @@ ONE = {
 ONE_OF_EACH = plan_of(*ONE.values())
 
 
-def same(one: TorchrecPlan, other: TorchrecPlan) -> bool:
+def same(first: TorchrecPlan, second: TorchrecPlan) -> bool:
     """Equality of TorchRec plans; their specs compare by their shards."""
-    return one.plan == other.plan and str(one) == str(other)
+    return first.plan == second.plan and str(first) == str(second)
 
 
 def test_every_sharding_type_there_and_back() -> None:
@@ -142,31 +142,31 @@ def test_torchrecs_own_plans_survive(kind: ShardingType) -> None:
         constraints=constraints,
         debug=False,
     )
-    theirs = planner.plan(model, [EmbeddingBagCollectionSharder()])
-    ours = from_torchrec(theirs, model, world_size=WORLD, local_world_size=LOCAL)
+    torchrec_plan = planner.plan(model, [EmbeddingBagCollectionSharder()])
+    ours = from_torchrec(torchrec_plan, model, world_size=WORLD, local_world_size=LOCAL)
     assert set(ours.tables) == {"a/t0", "t1", "b/t0", "t2"}
-    assert same(to_torchrec(ours, model), theirs)
+    assert same(to_torchrec(ours, model), torchrec_plan)
     stored = plan_from_dict(json.loads(json.dumps(plan_to_dict(ours))), where="p")
-    assert same(to_torchrec(stored, model), theirs)
+    assert same(to_torchrec(stored, model), torchrec_plan)
 
 
 def test_what_cannot_be_written() -> None:
     model = bags("t0")
-    theirs = to_torchrec(plan_of(ONE[T.TABLE_WISE]), model)
-    sharding = theirs.plan[""]["t0"]
+    torchrec_plan = to_torchrec(plan_of(ONE[T.TABLE_WISE]), model)
+    sharding = torchrec_plan.plan[""]["t0"]
     sharding.output_dtype = object()
     with pytest.raises(PlanError, match="output_dtype: a object cannot be written"):
-        from_torchrec(theirs, model)
+        from_torchrec(torchrec_plan, model)
     sharding.output_dtype = None
     sharding.compute_kernel = "quant"
     with pytest.raises(PlanError, match="compute_kernel is 'quant'"):
-        from_torchrec(theirs, model)
+        from_torchrec(torchrec_plan, model)
     sharding.compute_kernel = "fused"
     sharding.sharding_spec = None
     with pytest.raises(PlanError, match="no EnumerableShardingSpec"):
-        from_torchrec(theirs, model)
+        from_torchrec(torchrec_plan, model)
     with pytest.raises(PlanError, match="'t0' of module '' is not in EmbeddingBagCollection"):
-        from_torchrec(theirs, bags("t1"))
+        from_torchrec(torchrec_plan, bags("t1"))
 
 
 REFUSED: list[tuple[TablePlan, str]] = [
@@ -228,11 +228,11 @@ def test_more_that_torchrec_can_run() -> None:
 
 def test_an_nvlink_domain_of_two_hosts() -> None:
     plan = plan_of(sharded(T.TABLE_ROW_WISE, BLOCKS))
-    theirs = to_torchrec(plan, bags("t0"), intra_group_size=WORLD, device="cuda")
-    ours = from_torchrec(theirs, bags("t0"))
+    torchrec_plan = to_torchrec(plan, bags("t0"), intra_group_size=WORLD, device="cuda")
+    ours = from_torchrec(torchrec_plan, bags("t0"))
     assert (ours.world_size, ours.local_world_size) == (WORLD, LOCAL)
     assert ours.meta["intra_group_size"] == WORLD
-    assert same(to_torchrec(ours, bags("t0")), theirs)
+    assert same(to_torchrec(ours, bags("t0")), torchrec_plan)
 
 
 def test_embedding_collections() -> None:
@@ -254,14 +254,14 @@ def test_embedding_collections() -> None:
 
 
 def test_means_that_torchrec_gets_wrong() -> None:
-    rows, whole = ONE[T.ROW_WISE], ONE[T.TABLE_WISE]
+    rows, table_wise = ONE[T.ROW_WISE], ONE[T.TABLE_WISE]
     means = bags("t0", "t1", pooling=PoolingType.MEAN)
     to_torchrec(plan_of(rows, rows), means)
-    to_torchrec(plan_of(whole, whole), means)
+    to_torchrec(plan_of(table_wise, table_wise), means)
     with pytest.raises(PlanError, match="divide the output of 't1'"):
-        to_torchrec(plan_of(rows, whole), means)
+        to_torchrec(plan_of(rows, table_wise), means)
     with pytest.raises(PlanError, match="wrong for pooling mean"):
-        to_torchrec(plan_of(ONE[T.GRID_SHARD], whole), means)
+        to_torchrec(plan_of(ONE[T.GRID_SHARD], table_wise), means)
 
 
 class Model(nn.Module):
@@ -283,8 +283,8 @@ def test_tables_are_found_by_name_then_module() -> None:
         "item.ebc/t0": replace(table, module="item.ebc"),
         "t1": table,
     }
-    theirs = to_torchrec(plan_of(**paths), Model())
-    assert {path: list(tables) for path, tables in theirs.plan.items()} == {
+    torchrec_plan = to_torchrec(plan_of(**paths), Model())
+    assert {path: list(tables) for path, tables in torchrec_plan.plan.items()} == {
         "user.ebc": ["t0"],
         "item.ebc": ["t0", "t1"],
     }
@@ -316,9 +316,11 @@ def test_other_kinds_of_module() -> None:
         {"fused": fused, "processed": processed, "ec": sequences("t2"), "pec": prioritised}
     )
     plan = plan_of(table, table, table, table)
-    theirs = to_torchrec(plan, model)
-    assert list(theirs.plan) == ["fused", "processed", "ec", "pec"]
-    assert same(to_torchrec(from_torchrec(theirs, model, world_size=4), model), theirs)
+    torchrec_plan = to_torchrec(plan, model)
+    assert list(torchrec_plan.plan) == ["fused", "processed", "ec", "pec"]
+    assert same(
+        to_torchrec(from_torchrec(torchrec_plan, model, world_size=4), model), torchrec_plan
+    )
     assert "ec" in {
         path
         for path, child in model.named_modules()
@@ -339,9 +341,9 @@ def test_a_module_quantised_for_inference(kind: ShardingType) -> None:
     ours = from_torchrec(planner.plan(module, sharders), module, world_size=2)
     assert {t.compute_kernel for t in ours.tables.values()} == {ComputeKernel.FUSED}
     assert {s.size[1] for t in ours.tables.values() for s in t.shards} == {64}
-    theirs = to_torchrec(ours, module)
-    assert {t.compute_kernel for t in theirs.plan["x"].values()} == {"quant"}
-    assert from_torchrec(theirs, module, world_size=2).tables == ours.tables
+    torchrec_plan = to_torchrec(ours, module)
+    assert {t.compute_kernel for t in torchrec_plan.plan["x"].values()} == {"quant"}
+    assert from_torchrec(torchrec_plan, module, world_size=2).tables == ours.tables
     dense = {key: replace(t, compute_kernel=ComputeKernel.DENSE) for key, t in ours.tables.items()}
     with pytest.raises(PlanError, match="use fused, fused_uvm, fused_uvm_caching"):
         to_torchrec(replace(ours, tables=dense), module)
@@ -368,8 +370,8 @@ def test_a_plan_is_for_the_device_it_was_planned_for(
     write_model(tmp_path / "model.yaml", a_workload())
     setting = resolve(tmp_path / "model.yaml", Machine(gpus=WORLD, hardware=hardware))
     plan = replace(ONE_OF_EACH, meta=setting.head(0))
-    theirs = to_torchrec(plan, bags(*ONE_OF_EACH.tables)).plan[""]
-    specs = [table.sharding_spec for table in theirs.values() if table.sharding_spec]
+    sharding = to_torchrec(plan, bags(*ONE_OF_EACH.tables)).plan[""]
+    specs = [table.sharding_spec for table in sharding.values() if table.sharding_spec]
     assert {s.placement.device().type for spec in specs for s in spec.shards} == {device}
 
 
@@ -444,7 +446,7 @@ FIELDS: list[dict[str, Any]] = [
 
 def test_no_field_of_this_torchrec_is_left_out_above() -> None:
     """The check holds for the installed version, whichever it is."""
-    carried = {name for given in FIELDS for name in given}
+    carried = {name for values in FIELDS for name in values}
     read = {"sharding_type", "compute_kernel", "ranks", "sharding_spec"}
     assert {f.name for f in fields(ParameterSharding)} == carried | read
     assert at_default(CACHE) == {"stats"}  # test_cache_statistics_there_and_back
@@ -460,30 +462,30 @@ def at_default(value: Any) -> set[str]:
     return {name for name in names if getattr(value, name) == getattr(default, name)}
 
 
-@pytest.mark.parametrize("given", FIELDS, ids="+".join)
-def test_every_other_field_there_and_back(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("values", FIELDS, ids="+".join)
+def test_every_other_field_there_and_back(values: dict[str, Any]) -> None:
     model = bags("t0")
-    theirs = to_torchrec(plan_with(), model)
-    for name, value in given.items():
-        setattr(theirs.plan[""]["t0"], name, value)
-    ours = from_torchrec(theirs, model)
+    torchrec_plan = to_torchrec(plan_with(), model)
+    for name, value in values.items():
+        setattr(torchrec_plan.plan[""]["t0"], name, value)
+    ours = from_torchrec(torchrec_plan, model)
     stored = plan_from_dict(json.loads(json.dumps(plan_to_dict(ours))), where="p")
     assert stored.tables == ours.tables
-    assert to_torchrec(stored, model).plan == theirs.plan
+    assert to_torchrec(stored, model).plan == torchrec_plan.plan
 
 
 def test_cache_statistics_there_and_back() -> None:
     stats = EmbeddingOffloadStats(0.5, 100, torch.tensor([3, 2, 1]), ROWS)
     model = bags("t0")
-    theirs = to_torchrec(plan_with(), model)
-    theirs.plan[""]["t0"].cache_params = CacheParams(load_factor=0.3, stats=stats)
-    ours = from_torchrec(theirs, model)
+    torchrec_plan = to_torchrec(plan_with(), model)
+    torchrec_plan.plan[""]["t0"].cache_params = CacheParams(load_factor=0.3, stats=stats)
+    ours = from_torchrec(torchrec_plan, model)
     assert ours.tables["t0"].cache_load_factor == 0.3
     back = to_torchrec(plan_from_dict(plan_to_dict(ours), where="p"), model)
-    found = back.plan[""]["t0"].cache_params.stats
-    assert found.hist.tolist() == [3, 2, 1]
-    assert (found.cacheability, found.expected_lookups, found.height) == (0.5, 100, ROWS)
-    assert found.expected_miss_rate(0.5) == stats.expected_miss_rate(0.5)
+    restored = back.plan[""]["t0"].cache_params.stats
+    assert restored.hist.tolist() == [3, 2, 1]
+    assert (restored.cacheability, restored.expected_lookups, restored.height) == (0.5, 100, ROWS)
+    assert restored.expected_miss_rate(0.5) == stats.expected_miss_rate(0.5)
 
 
 class Named(NamedTuple):
@@ -494,11 +496,11 @@ class Named(NamedTuple):
 
 def test_named_tuples_are_not_lists() -> None:
     model = bags("t0")
-    theirs = to_torchrec(plan_with(), model)
+    torchrec_plan = to_torchrec(plan_with(), model)
     config: Any = KVZCHTBEConfig(enrichment_policy=Named("x"))  # type: ignore[arg-type]
-    theirs.plan[""]["t0"].key_value_params = KeyValueParams(kvzch_tbe_config=config)
+    torchrec_plan.plan[""]["t0"].key_value_params = KeyValueParams(kvzch_tbe_config=config)
     with pytest.raises(PlanError, match=r"kvzch_tbe_config.enrichment_policy: a Named cannot be"):
-        from_torchrec(theirs, model)
+        from_torchrec(torchrec_plan, model)
 
 
 @dataclass
@@ -511,12 +513,12 @@ class Sharding(ParameterSharding):
 @pytest.mark.parametrize("kernel", ["fused", "customized_kernel"])
 def test_subclasses_are_refused_not_flattened(kernel: str) -> None:
     model = bags("t0")
-    theirs = to_torchrec(plan_with(), model)
-    plain = theirs.plan[""]["t0"]
-    given = {f.name: getattr(plain, f.name) for f in fields(plain)} | {"compute_kernel": kernel}
-    theirs.plan[""]["t0"] = Sharding(**given)
+    torchrec_plan = to_torchrec(plan_with(), model)
+    plain = torchrec_plan.plan[""]["t0"]
+    values = {f.name: getattr(plain, f.name) for f in fields(plain)} | {"compute_kernel": kernel}
+    torchrec_plan.plan[""]["t0"] = Sharding(**values)
     with pytest.raises(PlanError, match=r"table 't0'.*has a Sharding, .*plan\.plan\[path\]"):
-        from_torchrec(theirs, model)
+        from_torchrec(torchrec_plan, model)
 
 
 @pytest.mark.parametrize(
@@ -541,6 +543,6 @@ def test_field_values_that_cannot_be(parameters: dict[str, Any], words: str) -> 
 def test_what_is_no_plan_of_torchrec_is_told() -> None:
     from shardopt import from_torchrec
 
-    for given in ("param | sharding type | compute kernel", {"ebc": {}}, None):
+    for value in ("param | sharding type | compute kernel", {"ebc": {}}, None):
         with pytest.raises(PlanError, match="takes the ShardingPlan that TorchRec"):
-            from_torchrec(given, nn.Module())
+            from_torchrec(value, nn.Module())

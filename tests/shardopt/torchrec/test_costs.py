@@ -58,19 +58,23 @@ FACTORS = {"t0": 30.0, "t1": 4.0, "t2": 60.0, "t3": 1.0, "t4": 8.0, "t5": 20.0}
 Told = dict[str, ParameterConstraints]
 
 
-def enumerator(estimator: Any, told: Told, ranks: Topology, batch: int) -> EmbeddingEnumerator:
+def enumerator(
+    estimator: Any, constraints: Told, ranks: Topology, batch: int
+) -> EmbeddingEnumerator:
     """With costs of ours or of TorchRec's."""
-    storage = EmbeddingStorageEstimator(ranks, told)
-    return EmbeddingEnumerator(ranks, batch, told, [estimator, storage])
+    storage = EmbeddingStorageEstimator(ranks, constraints)
+    return EmbeddingEnumerator(ranks, batch, constraints, [estimator, storage])
 
 
-def enumerated(estimator: Any, told: Told, model: Any, sharders: Any = SHARDERS) -> list[Any]:
-    return enumerator(estimator, told, topology(), BATCH).enumerate(model, sharders)
+def enumerated(
+    estimator: Any, constraints: Told, model: Any, sharders: Any = SHARDERS
+) -> list[Any]:
+    return enumerator(estimator, constraints, topology(), BATCH).enumerate(model, sharders)
 
 
 def torchrecs_plan(
     estimator: Any,
-    told: Told,
+    constraints: Told,
     model: Any,
     ranks: Topology,
     batch: int,
@@ -81,27 +85,27 @@ def torchrecs_plan(
     return EmbeddingShardingPlanner(
         topology=ranks,
         batch_size=batch,
-        enumerator=enumerator(estimator, told, ranks, batch),
+        enumerator=enumerator(estimator, constraints, ranks, batch),
         performance_model=rated,
-        constraints=told,
+        constraints=constraints,
         debug=False,
     ).plan(model, sharders)
 
 
-def ours(told: Told, **more: Any) -> ShardoptPerfEstimator:
-    return ShardoptPerfEstimator(topology(), told, hardware=HARDWARE, **more)
+def ours(constraints: Told, **more: Any) -> ShardoptPerfEstimator:
+    return ShardoptPerfEstimator(topology(), constraints, hardware=HARDWARE, **more)
 
 
 def test_a_table_alone_costs_what_its_launch_does() -> None:
-    model, told = Model(bag("a", 1_000_000, 128)), factors(a=50.0)
-    problem = problem_of(planner(batch_size=BATCH, constraints=told), model)
-    for option in enumerated(ours(told), told, model):
+    model, constraints = Model(bag("a", 1_000_000, 128)), factors(a=50.0)
+    problem = problem_of(planner(batch_size=BATCH, constraints=constraints), model)
+    for option in enumerated(ours(constraints), constraints, model):
         if (option.sharding_type, option.compute_kernel) != ("table_wise", "fused"):
             continue
         option.shards[0].rank = 2
         plan = to_plan([option], problem.workload, problem.topology)
-        found = predict(problem.workload, problem.topology, problem.hardware, plan)
-        busy, perf = found.per_rank[2].busy_ms, option.shards[0].perf
+        prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
+        busy, perf = prediction.per_rank[2].busy_ms, option.shards[0].perf
         floors = (
             lookup_model(problem.hardware).forward_floor_ms(),
             lookup_model(problem.hardware).backward_floor_ms(),
@@ -117,8 +121,8 @@ def test_a_table_alone_costs_what_its_launch_does() -> None:
 
 
 def test_every_option_gets_a_cost() -> None:
-    model, told = Model(*BAGS), factors(**FACTORS)
-    for option in enumerated(ours(told), told, model):
+    model, constraints = Model(*BAGS), factors(**FACTORS)
+    for option in enumerated(ours(constraints), constraints, model):
         assert all(shard.perf.total > 0 for shard in option.shards), option
 
 
@@ -129,14 +133,14 @@ def test_table_wise_plans_are_ordered_at_least_as_well_as_by_torchrecs_own() -> 
     plans launch and exchange the same number of times, and batches large enough for the kernels to
     outlast their launches. Other cases, and where TorchRec's sums do better: decision 0034.
     """
-    model, told = Model(*BAGS), factors(**FACTORS)
-    problem = problem_of(planner(batch_size=BATCH, constraints=told), model)
+    model, constraints = Model(*BAGS), factors(**FACTORS)
+    problem = problem_of(planner(batch_size=BATCH, constraints=constraints), model)
     spaces = [
         [
-            [o for o in of if (o.sharding_type, o.compute_kernel) == ("table_wise", "fused")]
-            for of in group_by_table(enumerated(estimator, told, model)).values()
+            [o for o in options if (o.sharding_type, o.compute_kernel) == ("table_wise", "fused")]
+            for options in group_by_table(enumerated(estimator, constraints, model)).values()
         ]
-        for estimator in (ours(told), EmbeddingPerfEstimator(topology(), told))
+        for estimator in (ours(constraints), EmbeddingPerfEstimator(topology(), constraints))
     ]
     rng = np.random.default_rng(0)
     rated: list[list[float]] = [[], [], []]
@@ -146,13 +150,15 @@ def test_table_wise_plans_are_ordered_at_least_as_well_as_by_torchrecs_own() -> 
             chosen = [option for (option,) in space]
             rated[which].append(placed(chosen, places))
         plan = to_plan(chosen, problem.workload, problem.topology)
-        found = predict(problem.workload, problem.topology, problem.hardware, plan)
-        rated[2].append(found.iteration_ms)
+        prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
+        rated[2].append(prediction.iteration_ms)
         # what the critical path is made of: kernels decide
-        parts = found.breakdown
-        assert parts["embedding_forward"] + parts["embedding_backward"] > found.iteration_ms / 2
-    mine, theirs = (kendalltau(rated[which], rated[2]).statistic for which in range(2))
-    assert mine >= theirs
+        parts = prediction.breakdown
+        assert (
+            parts["embedding_forward"] + parts["embedding_backward"] > prediction.iteration_ms / 2
+        )
+    our_tau, torchrec_tau = (kendalltau(rated[which], rated[2]).statistic for which in range(2))
+    assert our_tau >= torchrec_tau
 
 
 def placed(chosen: list[Any], places: Any) -> float:
@@ -166,38 +172,40 @@ def placed(chosen: list[Any], places: Any) -> float:
 
 
 def test_torchrecs_planner_finds_a_better_plan_with_it() -> None:
-    model, told = Model(*BAGS), factors(**FACTORS)
-    problem = problem_of(planner(batch_size=BATCH, constraints=told), model)
+    model, constraints = Model(*BAGS), factors(**FACTORS)
+    problem = problem_of(planner(batch_size=BATCH, constraints=constraints), model)
     times = []
-    for estimator in (ours(told), EmbeddingPerfEstimator(topology(), told)):
-        theirs = torchrecs_plan(estimator, told, model, topology(), BATCH)
-        plan = from_torchrec(theirs, model, world_size=4, local_world_size=4)
-        found = predict(problem.workload, problem.topology, problem.hardware, plan)
-        times.append(found.iteration_ms)
+    for estimator in (ours(constraints), EmbeddingPerfEstimator(topology(), constraints)):
+        torchrec_plan = torchrecs_plan(estimator, constraints, model, topology(), BATCH)
+        plan = from_torchrec(torchrec_plan, model, world_size=4, local_world_size=4)
+        prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
+        times.append(prediction.iteration_ms)
     assert times[0] <= times[1] * (1 + 1e-9), "two plans that differ in ranks alone may tie"
 
 
 def test_features_without_a_pooling_factor_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    told = factors(a=20.0)
-    enumerated(ours(told), told, Model())
+    constraints = factors(a=20.0)
+    enumerated(ours(constraints), constraints, Model())
     assert "no pooling factor is given for 1 feature: b_f0" in caplog.text
 
 
 def test_other_kernels_keep_torchrecs_cost(caplog: pytest.LogCaptureFixture) -> None:
-    told = factors(a=20.0, b=2.0)
-    found = []
-    for estimator in (ours(told), EmbeddingPerfEstimator(topology(), told)):
+    constraints = factors(a=20.0, b=2.0)
+    costs = []
+    for estimator in (ours(constraints), EmbeddingPerfEstimator(topology(), constraints)):
         sharders = [Offering(table_wise=["fused", "quant"])]
-        options = enumerated(estimator, told, Model(), sharders)
-        found.append([o.shards[0].perf for o in options if o.compute_kernel == "quant"])
+        options = enumerated(estimator, constraints, Model(), sharders)
+        costs.append([o.shards[0].perf for o in options if o.compute_kernel == "quant"])
     assert "quant" in caplog.text
-    assert found[0] == found[1]
+    assert costs[0] == costs[1]
 
 
 def test_our_planner_takes_it_as_any_estimator() -> None:
-    told, ranks = factors(a=20.0, b=2.0), topology()
-    made = planner(topology=ranks, enumerator=enumerator(ours(told), told, ranks, 512))
-    plan = made.plan(Model(), SHARDERS)
+    constraints, ranks = factors(a=20.0, b=2.0), topology()
+    hook = planner(
+        topology=ranks, enumerator=enumerator(ours(constraints), constraints, ranks, 512)
+    )
+    plan = hook.plan(Model(), SHARDERS)
     assert set(plan.plan["ebc"]) == {"a", "b"}
     assert str(plan) == str(planner().plan(Model(), SHARDERS))
 
@@ -217,10 +225,10 @@ def test_what_the_planner_leaves_to_torchrec_its_parts_leave_too(
 
 def test_ranks_that_do_not_fill_their_hosts_are_rated_by_torchrec() -> None:
     ranks = Topology(world_size=12, local_world_size=8, compute_device="cuda")
-    told = factors(a=20.0, b=2.0)
-    rated = ShardoptPerfModel(ranks, Model(), SHARDERS, 512, constraints=told)
-    costs = ShardoptPerfEstimator(ranks, told)
-    plan = torchrecs_plan(costs, told, Model(), ranks, 512, rated=rated)
+    constraints = factors(a=20.0, b=2.0)
+    rated = ShardoptPerfModel(ranks, Model(), SHARDERS, 512, constraints=constraints)
+    costs = ShardoptPerfEstimator(ranks, constraints)
+    plan = torchrecs_plan(costs, constraints, Model(), ranks, 512, rated=rated)
     assert set(plan.plan["ebc"]) == {"a", "b"}
 
 
@@ -228,12 +236,12 @@ def test_one_default_pooling_factor_for_the_parts_of_the_planner() -> None:
     ranks, model = topology(), Model()
     options = {}
     for name, more in (("told", {}), ("default", {"default_pooling_factor": 7.0})):
-        told = factors(a=7.0, b=7.0) if name == "told" else {}
-        costs = ShardoptPerfEstimator(ranks, told, **more)
-        found = enumerator(costs, told, ranks, 512)
-        rated = ShardoptPerfModel(ranks, model, SHARDERS, 512, constraints=told, **more)
+        constraints = factors(a=7.0, b=7.0) if name == "told" else {}
+        costs = ShardoptPerfEstimator(ranks, constraints, **more)
+        parts = enumerator(costs, constraints, ranks, 512)
+        rated = ShardoptPerfModel(ranks, model, SHARDERS, 512, constraints=constraints, **more)
         options[name] = []
-        for option in found.enumerate(model, SHARDERS):
+        for option in parts.enumerate(model, SHARDERS):
             if option.sharding_type == "table_wise" and option.compute_kernel == "fused":
                 option.shards[0].rank = 0
                 options[name].append(option)

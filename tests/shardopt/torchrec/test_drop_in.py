@@ -45,8 +45,8 @@ def make(request: pytest.FixtureRequest) -> Make:
 
     def of(**more: Any) -> EmbeddingShardingPlanner:
         ranks = Topology(world_size=2, hbm_cap=2 * MIB, compute_device="cuda")
-        made: EmbeddingShardingPlanner = request.param(**{"topology": ranks, **more})
-        return made
+        built: EmbeddingShardingPlanner = request.param(**{"topology": ranks, **more})
+        return built
 
     return of
 
@@ -68,27 +68,27 @@ def test_whole_tables_are_spread_over_the_ranks(make: Make) -> None:
 
 
 def test_what_never_fits_is_a_lack_of_storage(make: Make) -> None:
-    made = make()
+    either = make()
     with pytest.raises(PlannerError) as caught:
-        made.plan(tables(2, 10**7, 10**7), [Offering(**FUSED, row_wise=["fused"])])
+        either.plan(tables(2, 10**7, 10**7), [Offering(**FUSED, row_wise=["fused"])])
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
 
 
 def test_a_planner_that_failed_plans_again(make: Make) -> None:
-    made, model = make(), tables(1, 4096, 128)
+    either, model = make(), tables(1, 4096, 128)
     with pytest.raises(PlannerError) as caught:
-        made.plan(model, [Offering(**FUSED)])
+        either.plan(model, [Offering(**FUSED)])
     assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
-    assert ranks_of(made.plan(model, [Offering(**FUSED, row_wise=["fused"])])) == [[0, 1]]
+    assert ranks_of(either.plan(model, [Offering(**FUSED, row_wise=["fused"])])) == [[0, 1]]
 
 
 def test_a_reservation_says_itself_why_nothing_fits(make: Make) -> None:
-    made = make(
+    either = make(
         topology=Topology(world_size=2, hbm_cap=MIB, compute_device="cuda"),
         storage_reservation=FixedAbsoluteStorageReservation(int(0.9 * MIB)),
     )
     with pytest.raises(PlannerError, match="Storage reservation") as caught:
-        made.plan(tables(2, 2048, 128), [Offering(**FUSED)])
+        either.plan(tables(2, 2048, 128), [Offering(**FUSED)])
     assert caught.value.error_type is not PlannerErrorType.OTHER
 
 
@@ -113,9 +113,9 @@ def told() -> dict[str, ParameterConstraints]:
 
 
 def test_fields_of_constraints_reach_the_plan_and_its_options(make: Make) -> None:
-    made = make(constraints=told())
-    plan = made.plan(tables(4), [Offering(**FUSED)]).plan["ebc"]
-    (options,) = ({option.name: option for option in made._best_plan or ()},)
+    either = make(constraints=told())
+    plan = either.plan(tables(4), [Offering(**FUSED)]).plan["ebc"]
+    (options,) = ({option.name: option for option in either._best_plan or ()},)
     for table, fields in FIELDS.items():
         for name in {name for fields in FIELDS.values() for name in fields}:
             assert getattr(plan[table], name) == fields.get(name)
@@ -124,9 +124,9 @@ def test_fields_of_constraints_reach_the_plan_and_its_options(make: Make) -> Non
 
 def test_the_hash_of_what_is_planned_tells_what_was_given_apart(make: Make) -> None:
     def hash_of(batch_size: int) -> int:
-        made = make(constraints=told(), batch_size=batch_size)
-        made.plan(tables(1), [Offering(**FUSED)])
-        return made.hash_planner_context_inputs()
+        either = make(constraints=told(), batch_size=batch_size)
+        either.plan(tables(1), [Offering(**FUSED)])
+        return either.hash_planner_context_inputs()
 
     assert hash_of(128) == hash_of(128)
     assert hash_of(128) != hash_of(256)
@@ -161,30 +161,30 @@ class Sink(Stats):
     def __init__(self) -> None:
         self.told: dict[str, Any] = {}
 
-    def log(self, **told: Any) -> None:
-        self.told = told
+    def log(self, **entries: Any) -> None:
+        self.told = entries
 
 
 def test_callbacks_and_statistics_are_told_the_plan_with_estimates(make: Make) -> None:
-    sink, seen = Sink(), list[Any]()
+    sink, received = Sink(), list[Any]()
 
     def callback(options: list[Any]) -> list[Any]:
-        seen.extend(options)
+        received.extend(options)
         return options
 
     plan = make(stats=sink, callbacks=[callback]).plan(tables(4), [Offering(**FUSED)])
     assert sink.told["sharding_plan"] == plan
-    assert all(shard.rank is not None for option in seen for shard in option.shards)
-    assert [option.name for option in seen] == [o.name for o in sink.told["best_plan"]]
+    assert all(shard.rank is not None for option in received for shard in option.shards)
+    assert [option.name for option in received] == [o.name for o in sink.told["best_plan"]]
     assert {option.name for option in sink.told["best_plan"]} == {"t0", "t1", "t2", "t3"}
     for option in sink.told["best_plan"]:
         assert all(shard.perf.total > 0 and shard.storage.hbm > 0 for shard in option.shards)
 
 
 def test_without_statistics_given_there_is_one_with_torchrecs_table(make: Make) -> None:
-    made = make()
-    made.plan(tables(1), [Offering(**FUSED)])
-    (stats,) = made._stats
+    either = make()
+    either.plan(tables(1), [Offering(**FUSED)])
+    (stats,) = either._stats
     assert isinstance(stats, EmbeddingStats)
     assert any("Planner Statistics" in row for row in stats._stats_table)
     assert make(stats=[])._stats == []

@@ -52,10 +52,10 @@ class Offering(EmbeddingEnumerator):
         return offered
 
     def _of(self, option: Any, caching: bool, factor: float) -> Any:
-        made = copy.deepcopy(option)
-        made.compute_kernel, made.cache_params = CUSTOMIZED, CacheParams(load_factor=factor)
-        made.use_dynamicemb, made.dynamicemb_options = True, TableOptions(caching)
-        return made
+        offered = copy.deepcopy(option)
+        offered.compute_kernel, offered.cache_params = CUSTOMIZED, CacheParams(load_factor=factor)
+        offered.use_dynamicemb, offered.dynamicemb_options = True, TableOptions(caching)
+        return offered
 
     def populate_estimates(self, sharding_options: list[Any]) -> None:
         """TorchEasyRec's estimators know the kernel; TorchRec's take another for it."""
@@ -69,34 +69,34 @@ class Offering(EmbeddingEnumerator):
 
 def planned(gib: float, **more: Any) -> tuple[Any, Any]:
     ranks = topology(4, int(gib * GIB))
-    told = factors(d=20.0, b=2.0)
-    told["d"] = ParameterConstraints(
+    constraints = factors(d=20.0, b=2.0)
+    constraints["d"] = ParameterConstraints(
         pooling_factors=[20.0],
         sharding_types=["row_wise"],
         compute_kernels=[CUSTOMIZED],
         **more,
     )
-    made = planner(topology=ranks, constraints=told, enumerator=Offering(ranks, 512))
-    plan = made.plan(Model(bag("d", 20_000_000, 64), bag("b")), SHARDERS)
-    return made, plan
+    hook = planner(topology=ranks, constraints=constraints, enumerator=Offering(ranks, 512))
+    plan = hook.plan(Model(bag("d", 20_000_000, 64), bag("b")), SHARDERS)
+    return hook, plan
 
 
 @pytest.mark.parametrize(("gib", "fits"), [(16.0, True), (1.2, False)])
 def test_one_of_the_offered_options_is_returned(
     gib: float, fits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made, plan = planned(gib)
+    hook, plan = planned(gib)
     assert "dynamicemb ('d')" in caplog.text, "its prices are said to be rough"
     assert plan.plan["ebc"]["d"].compute_kernel == CUSTOMIZED
-    chosen = next(option for option in made._best_plan if option.name == "d")
+    chosen = next(option for option in hook._best_plan if option.name == "d")
     assert isinstance(chosen.dynamicemb_options, TableOptions), "its own plan is made of this"
-    kernel = made.found.plan.tables["d"].compute_kernel
+    kernel = hook.found.plan.tables["d"].compute_kernel
     assert (kernel == "dynamicemb") == (chosen.cache_load_factor == 1.0) == fits
     if not fits:
         assert (kernel == "dynamicemb_caching") == chosen.dynamicemb_options.caching
-        assert chosen.cache_load_factor == made.found.plan.tables["d"].cache_load_factor < 1.0
+        assert chosen.cache_load_factor == hook.found.plan.tables["d"].cache_load_factor < 1.0
     assert [shard.rank for shard in chosen.shards] == [0, 1, 2, 3]
-    assert made.found.problem.workload.tables[0].storage == "dynamicemb"
+    assert hook.found.problem.workload.tables[0].storage == "dynamicemb"
 
 
 class Placeholders(EmbeddingEnumerator):
@@ -118,44 +118,45 @@ def test_a_table_that_dynamicembs_planner_places_is_left_to_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ranks = topology(4, 2 * GIB)
-    made = planner(
+    hook = planner(
         topology=ranks, constraints=factors(d=20.0, b=2.0), enumerator=Placeholders(ranks, 512)
     )
-    plan = made.plan(Model(bag("d", 200_000_000, 64), bag("b")), SHARDERS)
+    plan = hook.plan(Model(bag("d", 200_000_000, 64), bag("b")), SHARDERS)
     assert set(plan.plan["ebc"]) == {"d", "b"}
-    assert set(made.found.unpredicted) == {("ebc", "d")}
+    assert set(hook.found.unpredicted) == {("ebc", "d")}
     assert "dynamicemb's own planner" in caplog.text
 
 
 def key_value(kernel: str, **sizes: int) -> dict[str, ParameterConstraints]:
-    told = factors(a=20.0, b=2.0)
-    told["a"].compute_kernels, told["a"].sharding_types = [kernel], ["table_wise", "row_wise"]
-    told["a"].key_value_params = KeyValueParams(**sizes)
-    return told
+    constraints = factors(a=20.0, b=2.0)
+    constraints["a"].compute_kernels = [kernel]
+    constraints["a"].sharding_types = ["table_wise", "row_wise"]
+    constraints["a"].key_value_params = KeyValueParams(**sizes)
+    return constraints
 
 
 @pytest.mark.parametrize("kernel", ["key_value", "dram_virtual_table"])
 def test_a_key_value_table_is_planned_with_its_caches(
     kernel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if kernel not in {one.value for one in EmbeddingComputeKernel}:
+    if kernel not in {k.value for k in EmbeddingComputeKernel}:
         pytest.skip("came with a later torchrec")
-    told = key_value(kernel, l2_cache_size=2, max_l1_cache_size=8)
-    made, model = planner(constraints=told), Model(bag("a", 10_000_000), bag("b"))
-    plan = made.plan(model, SHARDERS)
+    constraints = key_value(kernel, l2_cache_size=2, max_l1_cache_size=8)
+    hook, model = planner(constraints=constraints), Model(bag("a", 10_000_000), bag("b"))
+    plan = hook.plan(model, SHARDERS)
     sharding = plan.plan["ebc"]["a"]
     assert (sharding.compute_kernel, sharding.key_value_params) == (
         kernel,
-        told["a"].key_value_params,
+        constraints["a"].key_value_params,
     )
-    assert not made.found.unpredicted
-    assert made.found.plan.tables["a"].store_caches == (8.0, 2.0)
+    assert not hook.found.unpredicted
+    assert hook.found.plan.tables["a"].store_caches == (8.0, 2.0)
     assert "key-value tables ('a')" in caplog.text
     ours = from_torchrec(plan, model, world_size=4, local_world_size=4)
     assert to_torchrec(ours, model).plan == plan.plan
     fast = planner(constraints=factors(a=20.0, b=2.0))
     fast.plan(model, SHARDERS)
-    assert made.found.prediction.iteration_ms > fast.found.prediction.iteration_ms
+    assert hook.found.prediction.iteration_ms > fast.found.prediction.iteration_ms
 
 
 def test_virtual_tables_keep_the_shards_of_their_buckets() -> None:
@@ -168,13 +169,13 @@ def test_virtual_tables_keep_the_shards_of_their_buckets() -> None:
         total_num_buckets=40,
     )
     model = holding(EmbeddingCollection(tables=[config], device=torch.device("meta")))
-    told = key_value("dram_virtual_table", max_l1_cache_size=128)
-    told = {"a": told["a"]}
-    told["a"].sharding_types = ["row_wise"]
+    constraints = key_value("dram_virtual_table", max_l1_cache_size=128)
+    constraints = {"a": constraints["a"]}
+    constraints["a"].sharding_types = ["row_wise"]
     plans = [
-        of(topology=topology(4), batch_size=512, constraints=told, debug=False).plan(
+        make(topology=topology(4), batch_size=512, constraints=constraints, debug=False).plan(
             model, SHARDERS
         )
-        for of in (EmbeddingShardingPlanner, planner)
+        for make in (EmbeddingShardingPlanner, planner)
     ]
     assert plans[0].plan["x"]["a"] == plans[1].plan["x"]["a"]

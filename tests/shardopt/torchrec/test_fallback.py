@@ -32,8 +32,10 @@ MESSAGE = "the plan is TorchRec's own"
 
 
 def torchrecs(model: nn.Module, **more: Any) -> str:
-    given = {"topology": topology(), "batch_size": 512, "constraints": factors(a=20.0, b=2.0)}
-    return str(EmbeddingShardingPlanner(**{**given, "debug": False, **more}).plan(model, SHARDERS))
+    arguments = {"topology": topology(), "batch_size": 512, "constraints": factors(a=20.0, b=2.0)}
+    return str(
+        EmbeddingShardingPlanner(**{**arguments, "debug": False, **more}).plan(model, SHARDERS)
+    )
 
 
 def fails(*_: Any, **__: Any) -> NoReturn:
@@ -66,17 +68,17 @@ def test_a_fault_of_ours_gives_torchrecs_plan_and_one_warning(
 
     monkeypatch.setattr(module, broken, fails)
     monkeypatch.setattr(TorchRecsPlan, "ties", lambda *_: False)
-    made = planner(callbacks=[changes])
-    assert str(made.plan(Model(), SHARDERS)) == torchrecs(Model())
+    faulty = planner(callbacks=[changes])
+    assert str(faulty.plan(Model(), SHARDERS)) == torchrecs(Model())
     (message,) = told(caplog)
     assert "ZeroDivisionError: a fault of ours" in message
     assert "torch" in message or Path(message.split()[-1]).is_file()
-    assert made.found is None
+    assert faulty.found is None
     assert called[-1] == 2, "the user's callbacks are TorchRec's"
     monkeypatch.undo()
     if broken != "check_bandwidths":
-        made.plan(Model(), SHARDERS)
-        assert made.found is not None, "the next plan is ours again"
+        faulty.plan(Model(), SHARDERS)
+        assert faulty.found is not None, "the next plan is ours again"
 
 
 def test_who_interrupts_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,11 +108,11 @@ def test_what_shardopt_refuses_and_torchrec_plans_is_torchrecs(
 
 def test_what_torchrec_cannot_plan_is_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "find_plans", fails)
-    given = factors(a=1.0)
-    given["a"].sharding_types, given["a"].compute_kernels = ["table_wise"], ["fused"]
-    made = planner(topology=topology(2, GIB), constraints=given)
+    constraints = factors(a=1.0)
+    constraints["a"].sharding_types, constraints["a"].compute_kernels = ["table_wise"], ["fused"]
+    hook = planner(topology=topology(2, GIB), constraints=constraints)
     with pytest.raises(PlannerError) as caught:
-        made.plan(Model(bag("a", 4_000_000, 256)), SHARDERS)
+        hook.plan(Model(bag("a", 4_000_000, 256)), SHARDERS)
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
 
 
@@ -118,12 +120,12 @@ def test_devices_without_costs_are_planned_as_torchrec_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ranks = Topology(world_size=2, compute_device="mtia")
-    given = {"topology": ranks, "batch_size": 512, "debug": False}
-    ours, theirs = ShardoptPlanner(**given), EmbeddingShardingPlanner(**given)
-    assert str(ours.plan(Model(), SHARDERS)) == str(theirs.plan(Model(), SHARDERS))
+    arguments = {"topology": ranks, "batch_size": 512, "debug": False}
+    hook, torchrec_planner = ShardoptPlanner(**arguments), EmbeddingShardingPlanner(**arguments)
+    assert str(hook.plan(Model(), SHARDERS)) == str(torchrec_planner.plan(Model(), SHARDERS))
     assert len(told(caplog)) == 1
     with pytest.raises(PlannerError, match="of mtia devices"):
-        ShardoptPlanner(**given, strict=True)
+        ShardoptPlanner(**arguments, strict=True)
 
 
 def test_a_tie_keeps_torchrecs_plan(caplog: pytest.LogCaptureFixture) -> None:
@@ -131,16 +133,16 @@ def test_a_tie_keeps_torchrecs_plan(caplog: pytest.LogCaptureFixture) -> None:
     names = [f"t{i}" for i in range(7)]
     model = Model(*(bag(n, 8 if n == "t0" else 50_000, 128) for n in names))
     apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.1})
-    given = {
+    arguments = {
         "topology": Topology(world_size=2, compute_device="cuda", hbm_cap=16 * GIB),
         "constraints": factors(**dict.fromkeys(names, 1.0)),
     }
-    made = planner(**given, effort=0.05)
-    plan = made.plan(model, SHARDERS)
-    assert made.found is not None
-    assert made.found.torchrecs is not None
-    assert made.found.torchrecs.returned
-    assert str(plan) == torchrecs(model, **given)
+    hook = planner(**arguments, effort=0.05)
+    plan = hook.plan(model, SHARDERS)
+    assert hook.found is not None
+    assert hook.found.torchrecs is not None
+    assert hook.found.torchrecs.returned
+    assert str(plan) == torchrecs(model, **arguments)
     assert "this is TorchRec's plan" in caplog.text
 
 
@@ -166,24 +168,24 @@ def test_where_time_is_up_before_the_search_the_plan_is_torchrecs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("search.stop.Stop.elapsed_s", property(lambda self: 60.0))
-    made = planner(timeout_seconds=5, cache=False)
-    assert str(made.plan(Model(), SHARDERS)) == torchrecs(Model())
+    hook = planner(timeout_seconds=5, cache=False)
+    assert str(hook.plan(Model(), SHARDERS)) == torchrecs(Model())
     assert "no time is left to search" in caplog.text
 
 
 def test_a_callback_that_drops_a_table_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    made = planner(callbacks=[lambda options: options[:1]])
-    plan = made.plan(Model(), SHARDERS)
+    hook = planner(callbacks=[lambda options: options[:1]])
+    plan = hook.plan(Model(), SHARDERS)
     assert set(plan.plan["ebc"]) == {"a"}
     assert "callbacks left out table 'b'" in caplog.text
-    assert made.found is None
+    assert hook.found is None
 
 
 @pytest.mark.parametrize(("world", "local"), [(2, 8), (4, 8), (12, 8)])
 def test_ranks_that_are_part_of_a_host(world: int, local: int) -> None:
-    made = planner(topology=topology(world, local_world_size=local))
-    assert set(made.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
-    assert (made.found is None) == (world == 12)
+    hook = planner(topology=topology(world, local_world_size=local))
+    assert set(hook.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
+    assert (hook.found is None) == (world == 12)
 
 
 def test_bandwidths_of_a_topology_are_named_once_and_change_nothing(
@@ -205,20 +207,20 @@ def test_bandwidths_of_a_topology_are_named_once_and_change_nothing(
 
 def test_a_table_that_replicating_would_help_is_named(caplog: pytest.LogCaptureFixture) -> None:
     model = Model(bag("a", 100), bag("b", 100_000))
-    given = {"topology": Topology(2, "cuda"), "batch_size": 64}
-    made = planner(**given, default_pooling_factor=1.0, constraints=None)
-    made.plan(model, SHARDERS)
-    assert made.found is not None
-    usual = made.found.prediction.iteration_ms
-    asked = "ParameterConstraints(sharding_types=['data_parallel'"
-    (line,) = [r.getMessage() for r in caplog.records if asked in r.getMessage()]
+    arguments = {"topology": Topology(2, "cuda"), "batch_size": 64}
+    hook = planner(**arguments, default_pooling_factor=1.0, constraints=None)
+    hook.plan(model, SHARDERS)
+    assert hook.found is not None
+    usual = hook.found.prediction.iteration_ms
+    advised = "ParameterConstraints(sharding_types=['data_parallel'"
+    (line,) = [r.getMessage() for r in caplog.records if advised in r.getMessage()]
     assert "'a'" in line
     types = ["data_parallel", "table_wise", "row_wise", "column_wise"]
     allowed = {n: ParameterConstraints(sharding_types=types) for n in "ab"}
-    made = planner(**given, default_pooling_factor=1.0, constraints=allowed)
-    made.plan(model, SHARDERS)
-    assert made.found is not None
-    assert made.found.prediction.iteration_ms < usual
+    hook = planner(**arguments, default_pooling_factor=1.0, constraints=allowed)
+    hook.plan(model, SHARDERS)
+    assert hook.found is not None
+    assert hook.found.prediction.iteration_ms < usual
 
 
 def test_dims_that_fused_kernels_refuse_have_the_dense_one(
@@ -226,8 +228,8 @@ def test_dims_that_fused_kernels_refuse_have_the_dense_one(
 ) -> None:
     for device, hardware in (("cpu", "cpu-gloo"), ("cuda", "a100-80gb")):
         ranks = Topology(world_size=2, compute_device=device)
-        made = planner(topology=ranks, hardware=hardware)
-        plan = made.plan(Model(bag("a", 1000, 10), bag("b", 1000, 33)), SHARDERS).plan["ebc"]
+        hook = planner(topology=ranks, hardware=hardware)
+        plan = hook.plan(Model(bag("a", 1000, 10), bag("b", 1000, 33)), SHARDERS).plan["ebc"]
         assert {sharding.compute_kernel for sharding in plan.values()} == {"dense"}
     assert "FBGEMM refuses" not in caplog.text
     wants = factors(a=1.0)
@@ -241,9 +243,9 @@ def test_features_without_ids_and_of_two_tables_are_planned() -> None:
     config = shared.ebc.embedding_bag_configs()[1]
     config.feature_names = ["a_f0"]
     model = Model(*shared.ebc.embedding_bag_configs())
-    made = planner(constraints=factors(a=0.0, b=2.0))
-    assert set(made.plan(model, SHARDERS).plan["ebc"]) == {"a", "b"}
-    assert made.found is not None
+    hook = planner(constraints=factors(a=0.0, b=2.0))
+    assert set(hook.plan(model, SHARDERS).plan["ebc"]) == {"a", "b"}
+    assert hook.found is not None
 
 
 @pytest.mark.skipif(torch.distributed.is_initialized(), reason="there is a process group already")
@@ -251,9 +253,9 @@ def test_a_group_of_one_rank_needs_no_topology(tmp_path: Path) -> None:
     group = torch.distributed
     group.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        made = ShardoptPlanner(batch_size=512, effort=EFFORT, default_pooling_factor=1.0)
-        plan = made.collective_plan(Model(), SHARDERS)
+        hook = ShardoptPlanner(batch_size=512, effort=EFFORT, default_pooling_factor=1.0)
+        plan = hook.collective_plan(Model(), SHARDERS)
     finally:
         group.destroy_process_group()
     assert {r for t in plan.plan["ebc"].values() for r in t.ranks} == {0}
-    assert made.found is not None
+    assert hook.found is not None

@@ -59,22 +59,22 @@ from tests.shardopt.torchrec.hook_models import (
 
 
 def test_the_plan_is_the_one_that_the_search_ranked_first() -> None:
-    made, model = planner(), Model()
-    plan = made.plan(model, SHARDERS)
-    assert made.found is not None
-    problem, best = made.found.problem, made.found.result.best
+    hook, model = planner(), Model()
+    plan = hook.plan(model, SHARDERS)
+    assert hook.found is not None
+    problem, best = hook.found.problem, hook.found.result.best
     ours = from_torchrec(plan, model, world_size=4, local_world_size=4)
     again = predict(problem.workload, problem.topology, problem.hardware, ours)
     assert again.iteration_ms == pytest.approx(best.iteration_ms)
-    assert best.iteration_ms <= min(made.found.result.baselines.values()) * (1 + 1e-9)
+    assert best.iteration_ms <= min(hook.found.result.baselines.values()) * (1 + 1e-9)
 
 
 def test_a_planner_may_be_asked_twice_and_answers_alike() -> None:
-    made = planner()
+    hook = planner()
     with patch.object(
-        made._enumerator, "enumerate", wraps=made._enumerator.enumerate
+        hook._enumerator, "enumerate", wraps=hook._enumerator.enumerate
     ) as enumerated:
-        first, second = (str(made.plan(Model(), SHARDERS)) for _ in range(2))
+        first, second = (str(hook.plan(Model(), SHARDERS)) for _ in range(2))
     assert first == second == str(planner(cache=False).plan(Model(), SHARDERS))
     assert enumerated.call_count == 2, "once a plan: it takes seconds"
 
@@ -85,20 +85,20 @@ def test_a_planner_may_be_asked_twice_and_answers_alike() -> None:
 def test_the_reservation_is_kept_free() -> None:
     """Two tables of 5.1 GB: on ranks of 8 GiB there is room for one each, with a reserve."""
     model = Model(bag("a", 20_000_000), bag("b", 20_000_000))
-    told = factors(a=1.0, b=1.0)
-    for constraint in told.values():
+    constraints = factors(a=1.0, b=1.0)
+    for constraint in constraints.values():
         constraint.sharding_types = ["table_wise"]
         constraint.compute_kernels = ["fused"]
-    made = planner(
+    hook = planner(
         topology=topology(2, 8 * GIB),
-        constraints=told,
+        constraints=constraints,
         storage_reservation=FixedPercentageStorageReservation(0.1),
     )
-    plan = made.plan(model, SHARDERS).plan["ebc"]
+    plan = hook.plan(model, SHARDERS).plan["ebc"]
     assert {*plan["a"].ranks, *plan["b"].ranks} == {0, 1}
     tight = planner(
         topology=topology(2, 8 * GIB),
-        constraints=told,
+        constraints=constraints,
         storage_reservation=FixedPercentageStorageReservation(0.5),
     )
     with pytest.raises(PlannerError, match=r"Possible solutions") as caught:
@@ -108,19 +108,19 @@ def test_the_reservation_is_kept_free() -> None:
 
 def test_a_table_beyond_all_memory_is_refused_before_its_shards_are_counted() -> None:
     """To count them takes far longer."""
-    model, kept = Model(bag("huge", 1_000_000, 10_000_000)), FixedAbsoluteStorageReservation
-    made = planner(topology=topology(8, 80 * GIB), storage_reservation=kept.from_gb(0.5))
+    model, reservation = Model(bag("huge", 1_000_000, 10_000_000)), FixedAbsoluteStorageReservation
+    hook = planner(topology=topology(8, 80 * GIB), storage_reservation=reservation.from_gb(0.5))
     with pytest.raises(PlannerError, match=r"table 'huge' .* 36\.4 TiB.*0\.5 GB") as caught:
-        made.plan(model, SHARDERS)
+        hook.plan(model, SHARDERS)
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
 
 
 def test_a_kernel_is_offered_for_its_sharding_type_alone() -> None:
     """Beside rows in host memory, whole tables on the device: rows on the device do not follow."""
     sharder = Offering(table_wise=["fused"], row_wise=["fused_uvm"])
-    made = planner(constraints=factors(a=20.0, b=20.0))
+    hook = planner(constraints=factors(a=20.0, b=20.0))
     model = Model(bag("a", 100_000, 128), bag("b", 100_000, 128))
-    for options in whole_space(problem_of(made, model, [sharder])).options:
+    for options in whole_space(problem_of(hook, model, [sharder])).options:
         assert {(o.sharding_type, o.compute_kernel) for o in options} == {
             ("table_wise", "fused"),
             ("row_wise", "fused_uvm"),
@@ -143,10 +143,10 @@ def test_a_feature_processor_keeps_to_what_torchrec_allows() -> None:
     ebc = Model(bag("a"), is_weighted=True).ebc
     processor = PositionWeightedModuleCollection({"a_f0": 10}, device=torch.device("meta"))
     model = holding(FeatureProcessedEmbeddingBagCollection(ebc, processor))
-    made = planner(constraints=factors(a=2.0))
-    plan = made.plan(model, [FeatureProcessedEmbeddingBagCollectionSharder()])
+    hook = planner(constraints=factors(a=2.0))
+    plan = hook.plan(model, [FeatureProcessedEmbeddingBagCollectionSharder()])
     assert set(plan.plan["x"]) == {"a"}
-    offered = made.found.problem.workload.tables[0].constraints.offered
+    offered = hook.found.problem.workload.tables[0].constraints.offered
     assert "row_wise" not in {kind for kind, _ in offered}
 
 
@@ -155,54 +155,54 @@ def test_a_feature_processor_keeps_to_what_torchrec_allows() -> None:
 
 def test_a_baseline_that_finds_nothing_does_not_end_the_search() -> None:
     """A CPU sharder with row_wise alone: TorchRec's own lists it for GPUs only."""
-    made = planner(topology=Topology(world_size=2, compute_device="cpu"), hardware="cpu-gloo")
-    plan = made.plan(Model(), [Offering(row_wise=["fused"])]).plan["ebc"]
+    hook = planner(topology=Topology(world_size=2, compute_device="cpu"), hardware="cpu-gloo")
+    plan = hook.plan(Model(), [Offering(row_wise=["fused"])]).plan["ebc"]
     assert {sharding.sharding_type for sharding in plan.values()} == {"row_wise"}
 
 
 def test_a_model_file_of_a_module_gives_the_same_plan(tmp_path: Any) -> None:
-    model, told = Model(), factors(a=20.0, b=2.0)
-    workload = to_yaml(model, tmp_path / "m.yaml", batch_size=512, constraints=told)
-    found = workload_of(model)
-    assert [t.features for t in workload.tables] == [t.features for t in found.tables]
-    ours, theirs = (w.dense.program(w) for w in (workload, found))
-    assert (ours.forward, ours.backward) == (theirs.forward, theirs.backward)
+    model, constraints = Model(), factors(a=20.0, b=2.0)
+    workload = to_yaml(model, tmp_path / "m.yaml", batch_size=512, constraints=constraints)
+    from_module = workload_of(model)
+    assert [t.features for t in workload.tables] == [t.features for t in from_module.tables]
+    file_ops, module_ops = (w.dense.program(w) for w in (workload, from_module))
+    assert (file_ops.forward, file_ops.backward) == (module_ops.forward, module_ops.backward)
     again = planner(model=tmp_path / "m.yaml", constraints=None).plan(model, SHARDERS)
     assert str(again) == str(planner().plan(model, SHARDERS))
 
 
 def test_a_model_file_says_what_was_guessed(tmp_path: Any) -> None:
-    given = {"batch_size": 512, "constraints": factors(a=20.0, b=2.0)}
-    to_yaml(Model(), tmp_path / "m.yaml", **given)
+    arguments = {"batch_size": 512, "constraints": factors(a=20.0, b=2.0)}
+    to_yaml(Model(), tmp_path / "m.yaml", **arguments)
     head = [x for x in (tmp_path / "m.yaml").read_text().splitlines() if x.startswith("#")]
-    for what in ("train_pipeline is base", "dense.data_type", "dense.optimizer", "exact_sgd"):
-        assert any(what in line for line in head)
-    found = to_yaml(
+    for guess in ("train_pipeline is base", "dense.data_type", "dense.optimizer", "exact_sgd"):
+        assert any(guess in line for line in head)
+    workload = to_yaml(
         Model(),
         tmp_path / "m.yaml",
-        **given,
+        **arguments,
         train_pipeline="sparse_dist",
         dense_data_type="bf16",
         dense_optimizer="adam",
     )
-    assert load_model(tmp_path / "m.yaml") == found
-    assert found.train_pipeline == "sparse_dist"
-    assert (found.dense.data_type, found.dense.optimizer) == ("bf16", "adam")
-    calls = found.dense.program(found).forward
+    assert load_model(tmp_path / "m.yaml") == workload
+    assert workload.train_pipeline == "sparse_dist"
+    assert (workload.dense.data_type, workload.dense.optimizer) == ("bf16", "adam")
+    calls = workload.dense.program(workload).forward
     halves = [c.name for c in calls if isinstance(c, OpCall) and c.outputs[0].data_type == "bf16"]
     assert halves.count("addmm") == 2, "forward runs under autocast"
     assert "train_pipeline is" not in (tmp_path / "m.yaml").read_text()
     with pytest.raises(InputError, match=r"train_pipeline is 'fast'.*allowed are base"):
-        to_yaml(Model(), tmp_path / "m.yaml", **given, train_pipeline="fast")
+        to_yaml(Model(), tmp_path / "m.yaml", **arguments, train_pipeline="fast")
 
 
 def test_torchrecs_own_planner_can_rate_by_our_prediction() -> None:
-    model, told = Model(), factors(a=20.0, b=2.0)
-    for constraint in told.values():
+    model, constraints = Model(), factors(a=20.0, b=2.0)
+    for constraint in constraints.values():
         # replicated tables, which its proposers offer, train otherwise: our planner has none
         constraint.sharding_types = ["table_wise", "column_wise", "row_wise"]
     model_of_time = ShardoptPerfModel(
-        topology(), model, SHARDERS, 512, hardware="a100-80gb", constraints=told
+        topology(), model, SHARDERS, 512, hardware="a100-80gb", constraints=constraints
     )
     rated: list[float] = []
 
@@ -211,20 +211,22 @@ def test_torchrecs_own_planner_can_rate_by_our_prediction() -> None:
             rated.append(model_of_time.rate(plan))
             return rated[-1]
 
-    theirs = EmbeddingShardingPlanner(
+    torchrec_planner = EmbeddingShardingPlanner(
         topology=topology(),
         batch_size=512,
-        constraints=told,
+        constraints=constraints,
         performance_model=Watched(topology(), model, SHARDERS, 512, hardware="a100-80gb"),
         debug=False,
     )
-    plan = from_torchrec(theirs.plan(model, SHARDERS), model, world_size=4, local_world_size=4)
-    made = planner(constraints=told)
-    made.plan(model, SHARDERS)
-    problem = made.found.problem
+    plan = from_torchrec(
+        torchrec_planner.plan(model, SHARDERS), model, world_size=4, local_world_size=4
+    )
+    hook = planner(constraints=constraints)
+    hook.plan(model, SHARDERS)
+    problem = hook.found.problem
     chosen = predict(problem.workload, problem.topology, problem.hardware, plan)
     assert chosen.iteration_ms == pytest.approx(min(rated))
-    assert made.found.result.best.iteration_ms <= min(rated) * (1 + 1e-9)
+    assert hook.found.result.best.iteration_ms <= min(rated) * (1 + 1e-9)
 
 
 # --- the whole signature ------------------------------------------------------------------------
@@ -233,11 +235,11 @@ def test_torchrecs_own_planner_can_rate_by_our_prediction() -> None:
 def test_all_arguments_of_torchrec_are_taken_in_its_order(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    theirs = list(inspect.signature(EmbeddingShardingPlanner.__init__).parameters)
+    torchrec_arguments = list(inspect.signature(EmbeddingShardingPlanner.__init__).parameters)
     ours = list(inspect.signature(ShardoptPlanner.__init__).parameters)
-    assert ours[: len(theirs)] == theirs
+    assert ours[: len(torchrec_arguments)] == torchrec_arguments
     ranks = topology()
-    made = ShardoptPlanner(
+    hook = ShardoptPlanner(
         ranks,
         512,
         None,
@@ -252,7 +254,7 @@ def test_all_arguments_of_torchrec_are_taken_in_its_order(
     )
     assert caplog.text.count("search takes the place") == 1
     assert "proposer, partitioner, performance_model" in caplog.text
-    assert set(made.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
+    assert set(hook.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
 
 
 def test_errors_are_torchrecs_too() -> None:
@@ -273,63 +275,65 @@ def test_what_callbacks_change_is_in_what_was_found() -> None:
                 option.shards[0].rank = 0
         return options
 
-    told = factors(a=20.0, b=2.0)
-    told["a"].sharding_types = ["row_wise"]
-    made = planner(constraints=told, callbacks=[to_rank_0])
-    made.plan(Model(), SHARDERS)
-    found = made.found
-    assert found.changed == ("a",)
-    assert found.plan.tables["a"].sharding_type == "table_wise"
-    assert found.prediction.iteration_ms != found.result.best.iteration_ms
+    constraints = factors(a=20.0, b=2.0)
+    constraints["a"].sharding_types = ["row_wise"]
+    hook = planner(constraints=constraints, callbacks=[to_rank_0])
+    hook.plan(Model(), SHARDERS)
+    outcome = hook.found
+    assert outcome.changed == ("a",)
+    assert outcome.plan.tables["a"].sharding_type == "table_wise"
+    assert outcome.prediction.iteration_ms != outcome.result.best.iteration_ms
 
 
 def test_the_second_planner_takes_the_answer_from_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, made = planner(), planner()
+    first, hook = planner(), planner()
     plan = str(first.plan(Model(), SHARDERS))
     monkeypatch.setattr("search.solve.solve", None)
-    assert str(made.plan(Model(), SHARDERS)) == plan
-    assert made.found is not None
+    assert str(hook.plan(Model(), SHARDERS)) == plan
+    assert hook.found is not None
     assert first.found is not None
-    assert made.found.result == first.found.result
+    assert hook.found.result == first.found.result
 
 
 def test_a_plan_with_what_no_enumerator_lists_loads_again() -> None:
     """Cuts of columns and load factors that the search adds."""
     model = Model(bag("a", 4_000_000, 256), bag("b", 4_000_000, 256))
-    told = factors(a=40.0, b=40.0)
-    for constraint in told.values():
+    constraints = factors(a=40.0, b=40.0)
+    for constraint in constraints.values():
         constraint.sharding_types = ["column_wise"]
         constraint.compute_kernels = ["fused_uvm_caching"]
         constraint.min_partition = 64
-    given = {"constraints": told, "topology": topology(4, 4 * GIB), "effort": 0.05}
-    first = planner(**given)
+    arguments = {"constraints": constraints, "topology": topology(4, 4 * GIB), "effort": 0.05}
+    first = planner(**arguments)
 
     def cut(options: list[Any]) -> list[Any]:
         """A plan that the search may find."""
         problem = first._planning.searched.problem
         space = whole_space(problem)
-        wanted = ((2, 0.2), (4, 0.05))
+        shards_and_factors = ((2, 0.2), (4, 0.05))
         tables = {
             key: place(
                 next(o for o in options if (o.num_shards, o.cache_load_factor) == want),
                 range(want[0]),
             )
-            for key, options, want in zip(space.keys, space.options, wanted, strict=True)
+            for key, options, want in zip(
+                space.keys, space.options, shards_and_factors, strict=True
+            )
         }
         plan = ShardingPlan(tables, 4, 4)
-        made = to_options(plan, problem.workload, first._planning.space)
-        first._enumerator.populate_estimates(made)
-        return made
+        options_of_plan = to_options(plan, problem.workload, first._planning.space)
+        first._enumerator.populate_estimates(options_of_plan)
+        return options_of_plan
 
     first._callbacks.insert(0, cut)
     plan = first.plan(model, SHARDERS)
     assert {len(t.ranks) for t in plan.plan["ebc"].values()} == {2, 4}
     assert first.found.changed
     options = {option.storage_hash(): option for option in first._best_plan}
-    kept = Kept(options, first.hash_planner_context_inputs_str())
-    second = planner(**given, plan_loader=kept)
+    loader = Kept(options, first.hash_planner_context_inputs_str())
+    second = planner(**arguments, plan_loader=loader)
     again = second.plan(model, SHARDERS)
     assert str(again) == str(plan)
     assert second.found.result is None, "nothing is searched"
@@ -339,12 +343,12 @@ def test_a_plan_with_what_no_enumerator_lists_loads_again() -> None:
 
 
 def test_the_usual_load_factor_is_not_written_into_a_plan() -> None:
-    told = factors(a=20.0, b=2.0)
-    for constraint in told.values():
+    constraints = factors(a=20.0, b=2.0)
+    for constraint in constraints.values():
         constraint.compute_kernels = ["fused_uvm_caching"]
-    made = planner(constraints=told)
-    problem = problem_of(made, Model())
-    workload, space = problem.workload, made._planning.space
+    hook = planner(constraints=constraints)
+    problem = problem_of(hook, Model())
+    workload, space = problem.workload, hook._planning.space
     tables = {
         key: place(next(o for o in options if o.cache_load_factor == 0.2), (0,))
         for key, options in zip(workload.keys, whole_space(problem).options, strict=True)
@@ -378,15 +382,15 @@ def test_windows_of_a_model_file_are_scenarios(tmp_path: Path) -> None:
         write_window(tmp_path / f"{name}.npz", pooling, ("a_f0", "b_f0"), 10_000)
     model = tmp_path / "m.yaml"
     model.write_text(MODEL)
-    made = planner(model=model, constraints=None, objective="regret", scenarios="none")
-    made.plan(Model(), SHARDERS)
-    assert made.found is not None
-    assert made.found.result is not None
-    mon, tue = made.found.result.scenarios
+    hook = planner(model=model, constraints=None, objective="regret", scenarios="none")
+    hook.plan(Model(), SHARDERS)
+    assert hook.found is not None
+    assert hook.found.result is not None
+    mon, tue = hook.found.result.scenarios
     assert (mon.name, tue.name) == ("mon", "tue")
     assert mon.ours_ms < tue.ours_ms
-    assert made.found.result.aim == "regret"
-    worst = made.found.result.worst_regret
+    assert hook.found.result.aim == "regret"
+    worst = hook.found.result.worst_regret
     assert worst is not None
     assert 0 <= worst < 1
 
@@ -399,8 +403,8 @@ NAMES = [f"t{i}" for i in range(4)]
 
 def of_tiny_devices(mib: int, **more: Any) -> ShardoptPlanner:
     """For four tables of 25.6 kB, which need more beside their weights."""
-    told = factors(**dict.fromkeys(NAMES, 1.0))
-    return planner(topology=topology(2, mib * MIB), constraints=told, **more)
+    constraints = factors(**dict.fromkeys(NAMES, 1.0))
+    return planner(topology=topology(2, mib * MIB), constraints=constraints, **more)
 
 
 def tiny() -> Model:
@@ -410,14 +414,14 @@ def tiny() -> Model:
 def test_a_plan_that_the_storage_estimator_accepts_is_returned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = of_tiny_devices(2)
-    plan = made.plan(tiny(), SHARDERS)
+    hook = of_tiny_devices(2)
+    plan = hook.plan(tiny(), SHARDERS)
     assert set(plan.plan["ebc"]) == set(NAMES)
     assert "strict=True" in caplog.text
     assert "finds no plan that fits" not in caplog.text, "TorchRec's is there"
-    assert made.found.result.best.iteration_ms == pytest.approx(made.found.prediction.iteration_ms)
-    assert made.found.result.lower_bound_ms <= made.found.prediction.iteration_ms
-    assert not any(rank.fits for rank in made.found.prediction.memory)
+    assert hook.found.result.best.iteration_ms == pytest.approx(hook.found.prediction.iteration_ms)
+    assert hook.found.result.lower_bound_ms <= hook.found.prediction.iteration_ms
+    assert not any(rank.fits for rank in hook.found.prediction.memory)
 
 
 def test_strict_refuses_what_does_not_fit_by_our_count() -> None:
@@ -426,38 +430,38 @@ def test_strict_refuses_what_does_not_fit_by_our_count() -> None:
     assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
 
 
-@pytest.mark.parametrize(("mib", "told"), [(3, True), (16, False)])
+@pytest.mark.parametrize(("mib", "warns"), [(3, True), (16, False)])
 def test_a_peak_beyond_the_device_is_told(
-    mib: int, told: bool, caplog: pytest.LogCaptureFixture
+    mib: int, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = of_tiny_devices(mib)
-    made.plan(tiny(), SHARDERS)
-    assert ("by shardopt's count" in caplog.text) == told
-    (memory, _) = made.found.prediction.memory
+    hook = of_tiny_devices(mib)
+    hook.plan(tiny(), SHARDERS)
+    assert ("by shardopt's count" in caplog.text) == warns
+    (memory, _) = hook.found.prediction.memory
     assert memory.peak.capacity_bytes == mib * MIB, "as installed, before the reservation"
 
 
-@pytest.mark.parametrize(("ranks", "told"), [(8, False), (4, False), (6, True), (2, True)])
+@pytest.mark.parametrize(("ranks", "warns"), [(8, False), (4, False), (6, True), (2, True)])
 def test_a_topology_of_other_ranks_than_the_group_is_told(
-    ranks: int, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ranks: int, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: ranks)
     check_ranks(4)
-    assert (f"topology has 4 ranks, but the process group {ranks}" in caplog.text) == told
+    assert (f"topology has 4 ranks, but the process group {ranks}" in caplog.text) == warns
 
 
 def test_plans_of_a_sharding_group_are_not_confirmed_on_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = planner(confirm=Confirm([]))  # of 4 ranks
-    found = made.plan(Model(), SHARDERS)
+    hook = planner(confirm=Confirm([]))  # of 4 ranks
+    planned = hook.plan(Model(), SHARDERS)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: 8)
-    answer = found, {"torchrec": found}
+    answer = planned, {"torchrec": planned}
     monkeypatch.setattr("shardopt.torchrec.hook.on_first_rank", lambda plan, group: answer)
-    assert made.collective_plan(Model(), SHARDERS) is found
-    assert made.confirmed is None
+    assert hook.collective_plan(Model(), SHARDERS) is planned
+    assert hook.confirmed is None
 
 
 def test_what_constraints_cost_is_logged_with_the_constraints_that_allow_the_faster_plan(
@@ -468,8 +472,8 @@ def test_what_constraints_cost_is_logged_with_the_constraints_that_allow_the_fas
         name: ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[n])
         for name, n in zip("abcd", (1.0, 9.0, 3.0, 3.0), strict=True)
     }
-    given = {"batch_size": 131_072, "constraints": constraints, "cache": False}
-    forced = planner(**given)
+    arguments = {"batch_size": 131_072, "constraints": constraints, "cache": False}
+    forced = planner(**arguments)
     forced.plan(model, SHARDERS)
     assert forced.found is not None
     costs = forced.found.constraint_costs
@@ -478,12 +482,12 @@ def test_what_constraints_cost_is_logged_with_the_constraints_that_allow_the_fas
     kinds = {key: table.compute_kernel for key, table in forced.found.plan.tables.items()}
     assert {key: t.compute_kernel for key, t in costs.plan.tables.items()} == kinds, "no optimizer"
     (pasted,) = [r.getMessage() for r in caplog.records if "constraints={" in r.getMessage()]
-    known = {"constraints": constraints, "ParameterConstraints": ParameterConstraints}
-    allowed = eval(pasted[pasted.index("constraints={") + len("constraints=") :], known)
-    assert {name: one.pooling_factors for name, one in allowed.items()} == {
-        name: one.pooling_factors for name, one in constraints.items()
+    names = {"constraints": constraints, "ParameterConstraints": ParameterConstraints}
+    allowed = eval(pasted[pasted.index("constraints={") + len("constraints=") :], names)
+    assert {name: constraint.pooling_factors for name, constraint in allowed.items()} == {
+        name: constraint.pooling_factors for name, constraint in constraints.items()
     }
-    free = planner(**{**given, "constraints": allowed})
+    free = planner(**{**arguments, "constraints": allowed})
     free.plan(model, SHARDERS)
     assert free.found is not None
     assert free.found.prediction.iteration_ms <= costs.iteration_ms * 1.01

@@ -54,12 +54,12 @@ hardware: a100-80gb
 def test_a_cluster_file_says_what_the_topology_cannot(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(CLUSTER)
-    given = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512}
+    arguments = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512}
     ranks = topology(4, local_world_size=2)
-    flat = planner(topology=ranks, hardware="a100-80gb", **given)
-    narrow = planner(topology=ranks, cluster=file, **given)
-    for made in (flat, narrow):
-        made.plan(Model(), SHARDERS)
+    flat = planner(topology=ranks, hardware="a100-80gb", **arguments)
+    narrow = planner(topology=ranks, cluster=file, **arguments)
+    for hook in (flat, narrow):
+        hook.plan(Model(), SHARDERS)
     assert flat.found is not None
     assert flat.found.result is not None
     assert narrow.found is not None
@@ -78,46 +78,46 @@ def test_a_cluster_of_other_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_fill_hosts_are_planned_as_torchrec_does() -> None:
-    given = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512, "debug": False}
-    made = planner(topology=topology(12, local_world_size=8), **given)
-    theirs = EmbeddingShardingPlanner(topology(12, local_world_size=8), **given)
-    assert str(made.plan(Model(), SHARDERS)) == str(theirs.plan(Model(), SHARDERS))
-    assert made.found is None
+    arguments = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512, "debug": False}
+    hook = planner(topology=topology(12, local_world_size=8), **arguments)
+    torchrec_planner = EmbeddingShardingPlanner(topology(12, local_world_size=8), **arguments)
+    assert str(hook.plan(Model(), SHARDERS)) == str(torchrec_planner.plan(Model(), SHARDERS))
+    assert hook.found is None
 
 
 RULES = {"t": ParameterConstraints(sharding_types=["table_wise"], pooling_factors=[2.0])}
 
 
 def tables(optimizer: type[torch.optim.Optimizer]) -> torchrec.EmbeddingBagCollection:
-    found = Model(bag("t", 1000, 16)).ebc
-    apply_optimizer_in_backward(optimizer, found.parameters(), {"lr": 0.1})
-    return found
+    collection = Model(bag("t", 1000, 16)).ebc
+    apply_optimizer_in_backward(optimizer, collection.parameters(), {"lr": 0.1})
+    return collection
 
 
 def grouped_planner(
     groups: ReplicaGroups, job: Topology | None = None, **more: Any
 ) -> ShardoptPlanner:
-    given = {"constraints": RULES, "effort": EFFORT, "debug": False, "cache": False, **more}
+    arguments = {"constraints": RULES, "effort": EFFORT, "debug": False, "cache": False, **more}
     ranks = job or Topology(16, "cuda", local_world_size=8)
-    return ShardoptPlanner(ranks, 64, replica_groups=groups, **given)
+    return ShardoptPlanner(ranks, 64, replica_groups=groups, **arguments)
 
 
 def test_a_plan_covers_a_group_of_all_ranks() -> None:
-    made = grouped_planner(ReplicaGroups(4, 10))
-    plan = made.plan(tables(torchrec.optim.RowWiseAdagrad), [EmbeddingBagCollectionSharder()])
+    hook = grouped_planner(ReplicaGroups(4, 10))
+    plan = hook.plan(tables(torchrec.optim.RowWiseAdagrad), [EmbeddingBagCollectionSharder()])
     assert {r for t in plan.plan[""].values() for r in t.ranks} <= set(range(4))
-    assert made.replicas is not None
-    assert made.replicas.collection_arguments == {
+    assert hook.replicas is not None
+    assert hook.replicas.collection_arguments == {
         "world_size": 16,
         "sharding_group_size": 4,
         "node_group_size": 2,
         "use_inter_host_allreduce": False,
         "sharding_strategy": ShardingStrategy.DEFAULT,
     }
-    assert made.found is not None
-    topology = made.found.problem.topology
+    assert hook.found is not None
+    topology = hook.found.problem.topology
     assert (topology.world_size, topology.whole.world_size) == (4, 16)
-    assert made.found.prediction.replica_sync is not None
+    assert hook.found.prediction.replica_sync is not None
 
 
 @pytest.mark.parametrize(("pod", "expected"), [(None, 8), (1, 8), (2, 4), (4, 2)])
@@ -126,22 +126,22 @@ def test_a_runtime_that_multiplies_by_its_pod_forms_the_same_groups(
 ) -> None:
     """TorchRec's `intra_and_cross_node_pg_2D` does so since pull request 4726."""
     racks = Topology(32, "cuda", local_world_size=4, pod_size=4)
-    made = grouped_planner(ReplicaGroups(16, use_inter_host_allreduce=False), racks)
-    assert made.replicas is not None
-    group = made.replicas.group.intra_group_size
-    assert made.replicas.collection_arguments["node_group_size"] == group == 8
+    hook = grouped_planner(ReplicaGroups(16, use_inter_host_allreduce=False), racks)
+    assert hook.replicas is not None
+    group = hook.replicas.group.intra_group_size
+    assert hook.replicas.collection_arguments["node_group_size"] == group == 8
     monkeypatch.setattr(comm, "get_resolved_pod_size", lambda: pod, raising=False)
-    given = made.replicas.collection_arguments["node_group_size"]
-    assert given == expected
-    assert given * (pod or 1) == group
+    node_group_size = hook.replicas.collection_arguments["node_group_size"]
+    assert node_group_size == expected
+    assert node_group_size * (pod or 1) == group
 
 
 def test_a_pod_that_does_not_divide_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = grouped_planner(ReplicaGroups(4))
-    assert made.replicas is not None
+    hook = grouped_planner(ReplicaGroups(4))
+    assert hook.replicas is not None
     monkeypatch.setattr(comm, "get_resolved_pod_size", lambda: 3, raising=False)
     with pytest.raises(InputError, match="TORCHREC_RESOLVED_POD_SIZE is 3"):
-        _ = made.replicas.collection_arguments
+        _ = hook.replicas.collection_arguments
 
 
 def test_groups_that_do_not_divide_the_ranks() -> None:

@@ -57,9 +57,9 @@ def kernels(plan: Any) -> dict[str, str]:
 
 def plans_of(module: nn.Module, sharders: list[Any], batch: int, **more: Any) -> Any:
     """TorchRec's and ours."""
-    given = {"topology": Topology(2, "cuda"), "batch_size": batch, "debug": False, **more}
-    ours = ShardoptPlanner(**given, effort=EFFORT, default_pooling_factor=1.0)
-    return EmbeddingShardingPlanner(**given).plan(module, sharders), ours.plan(module, sharders)
+    arguments = {"topology": Topology(2, "cuda"), "batch_size": batch, "debug": False, **more}
+    ours = ShardoptPlanner(**arguments, effort=EFFORT, default_pooling_factor=1.0)
+    return EmbeddingShardingPlanner(**arguments).plan(module, sharders), ours.plan(module, sharders)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_no_table_leaves_the_optimizer_of_its_backward(make: Any, device: str) -
         get_default_sharders(),
         [*get_default_sharders(), EmbeddingTowerCollectionSharder()],
     ):
-        theirs, ours = plans_of(make(), sharders, 64, topology=Topology(2, device))
-        assert kernels(ours) == kernels(theirs)
+        torchrec_plan, ours = plans_of(make(), sharders, 64, topology=Topology(2, device))
+        assert kernels(ours) == kernels(torchrec_plan)
         assert "dense" not in kernels(ours).values()
 
 
@@ -80,21 +80,21 @@ def test_a_table_that_torchrec_replicates_stays_with_the_dense_optimizer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Model(bag("a", 10), bag("b", 100_000), bag("c", 100_000))
-    theirs, ours = plans_of(model, SHARDERS, 8192)
-    assert kernels(ours) == kernels(theirs) == {"a": "dense", "b": "fused", "c": "fused"}
-    (told,) = [r.getMessage() for r in caplog.records if "dense optimizer" in r.getMessage()]
-    assert "'ebc.a'" in told
-    assert "'ebc.b'" not in told
+    torchrec_plan, ours = plans_of(model, SHARDERS, 8192)
+    assert kernels(ours) == kernels(torchrec_plan) == {"a": "dense", "b": "fused", "c": "fused"}
+    (message,) = [r.getMessage() for r in caplog.records if "dense optimizer" in r.getMessage()]
+    assert "'ebc.a'" in message
+    assert "'ebc.b'" not in message
 
 
 @pytest.mark.parametrize(
-    "asked", [{"sharding_types": ["data_parallel", "table_wise"]}, {"compute_kernels": ["dense"]}]
+    "fields", [{"sharding_types": ["data_parallel", "table_wise"]}, {"compute_kernels": ["dense"]}]
 )
-def test_a_constraint_may_ask_for_it(asked: dict[str, list[str]]) -> None:
-    told = factors(a=1.0)
-    for name, value in asked.items():
-        setattr(told["a"], name, value)
-    _, ours = plans_of(Model(bag("a", 1000)), SHARDERS, 64, constraints=told)
+def test_a_constraint_may_ask_for_it(fields: dict[str, list[str]]) -> None:
+    constraints = factors(a=1.0)
+    for name, value in fields.items():
+        setattr(constraints["a"], name, value)
+    _, ours = plans_of(Model(bag("a", 1000)), SHARDERS, 64, constraints=constraints)
     assert kernels(ours) == {"a": "dense"}
 
 
@@ -103,14 +103,14 @@ def test_a_module_with_its_own_optimizer_keeps_it_replicated_too(
 ) -> None:
     _, ours = plans_of(fused(), get_default_sharders(), 64)
     assert set(kernels(ours).values()) == {"dense"}
-    (told,) = [r.getMessage() for r in caplog.records if "dense kernel" in r.getMessage()]
-    assert all(name in told for name in kernels(ours))
-    assert "optimizer of their own" in told
+    (message,) = [r.getMessage() for r in caplog.records if "dense kernel" in r.getMessage()]
+    assert all(name in message for name in kernels(ours))
+    assert "optimizer of their own" in message
 
 
 @pytest.mark.parametrize("ranks", [{}, {"world_size": 12, "local_world_size": 8}])
 def test_what_cannot_run_is_not_planned_either_where_torchrec_places_it(ranks: Any) -> None:
     """TorchRec cannot replicate a table of a fused module on CPUs; 12 ranks are left to it."""
-    given = {"world_size": 2, "compute_device": "cpu", **ranks}
-    _, ours = plans_of(fused(), get_default_sharders(), 100_000, topology=Topology(**given))
+    arguments = {"world_size": 2, "compute_device": "cpu", **ranks}
+    _, ours = plans_of(fused(), get_default_sharders(), 100_000, topology=Topology(**arguments))
     assert set(kernels(ours).values()) == {"fused"}

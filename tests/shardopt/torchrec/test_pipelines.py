@@ -50,60 +50,62 @@ def test_every_train_pipeline_of_the_installed_version_is_known() -> None:
                 assert priced_as(kind) == KNOWN[kind.__name__]
 
 
-@pytest.mark.parametrize("given", ["TrainPipelineSparseDist", Mine])
+@pytest.mark.parametrize("pipeline", ["TrainPipelineSparseDist", Mine])
 def test_a_planner_predicts_the_pipeline_of_the_script(
-    given: Any, caplog: pytest.LogCaptureFixture
+    pipeline: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = planner(train_pipeline=given)
-    assert problem_of(made, Model()).workload.train_pipeline == "sparse_dist"
-    assert ("Mine" in caplog.text) == (given is Mine), "what it changes is not known"
+    hook = planner(train_pipeline=pipeline)
+    assert problem_of(hook, Model()).workload.train_pipeline == "sparse_dist"
+    assert ("Mine" in caplog.text) == (pipeline is Mine), "what it changes is not known"
 
 
 def test_the_storage_estimator_was_told_the_pipeline() -> None:
-    ranks, told = topology(), factors(a=20.0, b=2.0)
+    ranks, constraints = topology(), factors(a=20.0, b=2.0)
     sees = EmbeddingStorageEstimator(
-        ranks, told, pipeline_type=PipelineType.TRAIN_PREFETCH_SPARSE_DIST
+        ranks, constraints, pipeline_type=PipelineType.TRAIN_PREFETCH_SPARSE_DIST
     )
-    estimators = [EmbeddingPerfEstimator(ranks, told), sees]
-    enumerator = EmbeddingEnumerator(ranks, 512, told, estimator=estimators)
-    made = planner(topology=ranks, enumerator=enumerator)
-    assert problem_of(made, Model()).workload.train_pipeline == "prefetch_sparse_dist"
+    estimators = [EmbeddingPerfEstimator(ranks, constraints), sees]
+    enumerator = EmbeddingEnumerator(ranks, 512, constraints, estimator=estimators)
+    hook = planner(topology=ranks, enumerator=enumerator)
+    assert problem_of(hook, Model()).workload.train_pipeline == "prefetch_sparse_dist"
     assert problem_of(planner(), Model()).workload.train_pipeline == "base"
 
 
 def test_a_model_file_says_what_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
-    given = {"batch_size": 64, "default_pooling_factor": 1.0}
-    found = to_yaml(Model(), path, train_pipeline="TrainPipelineSparseDistLite", **given)
-    assert found.train_pipeline == "base"
+    arguments = {"batch_size": 64, "default_pooling_factor": 1.0}
+    workload = to_yaml(Model(), path, train_pipeline="TrainPipelineSparseDistLite", **arguments)
+    assert workload.train_pipeline == "base"
     assert "in one exchange" in " ".join(path.read_text().split("\n# "))
-    found = to_yaml(Model(), path, train_pipeline=train_pipelines.TrainPipelineSemiSync, **given)
-    assert found == load_model(path)
-    assert found.train_pipeline == "semi_sync"
+    workload = to_yaml(
+        Model(), path, train_pipeline=train_pipelines.TrainPipelineSemiSync, **arguments
+    )
+    assert workload == load_model(path)
+    assert workload.train_pipeline == "semi_sync"
 
 
-@pytest.mark.parametrize("given", ["TrainPipelineSparseDistEmbStash", "base"])
+@pytest.mark.parametrize("pipeline", ["TrainPipelineSparseDistEmbStash", "base"])
 def test_weights_are_stashed_where_table_and_pipeline_say_so(
-    given: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pipeline: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = bag("a", 1000)
     model = Model(config, bag("b"))
     config.stash_weights = True
-    tables = problem_of(planner(train_pipeline=given), model).workload.tables
-    assert [table.stash_weights for table in tables] == [given != "base", False]
-    assert ("'a' have stash_weights" in caplog.text) == (given == "base")
-    told = {"batch_size": 64, "default_pooling_factor": 1.0, "train_pipeline": given}
-    written = to_yaml(model, tmp_path / "m.yaml", **told)
+    tables = problem_of(planner(train_pipeline=pipeline), model).workload.tables
+    assert [table.stash_weights for table in tables] == [pipeline != "base", False]
+    assert ("'a' have stash_weights" in caplog.text) == (pipeline == "base")
+    arguments = {"batch_size": 64, "default_pooling_factor": 1.0, "train_pipeline": pipeline}
+    written = to_yaml(model, tmp_path / "m.yaml", **arguments)
     assert load_model(tmp_path / "m.yaml") == written
     again = problem_of(planner(model=tmp_path / "m.yaml", constraints=None), model).workload
     assert [t.stash_weights for t in again.tables] == [t.stash_weights for t in tables]
 
 
 def test_states_of_the_dense_optimizer_are_stashed(tmp_path: Path) -> None:
-    given = "TrainPipelineSparseDistOptStash"
-    assert problem_of(planner(train_pipeline=given), Model()).workload.stash_optimizer_state
-    told = {"batch_size": 64, "default_pooling_factor": 1.0, "train_pipeline": given}
-    to_yaml(Model(), tmp_path / "m.yaml", **told)
+    pipeline = "TrainPipelineSparseDistOptStash"
+    assert problem_of(planner(train_pipeline=pipeline), Model()).workload.stash_optimizer_state
+    arguments = {"batch_size": 64, "default_pooling_factor": 1.0, "train_pipeline": pipeline}
+    to_yaml(Model(), tmp_path / "m.yaml", **arguments)
     assert load_model(tmp_path / "m.yaml").stash_optimizer_state
 
 

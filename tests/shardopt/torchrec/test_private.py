@@ -18,52 +18,52 @@ TORCH = {"_C", "_cdata", "_ops", "_schema", "_subclasses"}
 TORCH |= {"_current_autograd_node", "_get_sequence_nr", "_sequence_nr"}
 """Of PyTorch itself, in what records ops."""
 PYTHON = {"_asdict", "_fields", "_replace"}
-EXTENDED = {name for of in TOUCHED for name in of.names}
+EXTENDED = {name for t in TOUCHED for name in t.names}
 
 
 def source_of(name: str) -> str:
     """Return the source of a module, or of a class in one."""
     try:
-        found: Any = import_module(name)
+        value: Any = import_module(name)
     except ModuleNotFoundError:
         module, _, member = name.rpartition(".")
-        found = getattr(import_module(module), member)
-    return inspect.getsource(found)
+        value = getattr(import_module(module), member)
+    return inspect.getsource(value)
 
 
-@pytest.mark.parametrize("touched", TOUCHED, ids=lambda of: f"{of.source}: {', '.join(of.names)}")
+@pytest.mark.parametrize("touched", TOUCHED, ids=lambda t: f"{t.source}: {', '.join(t.names)}")
 def test_the_installed_version_has_what_is_touched(touched: Private) -> None:
     version = torchrec.__version__
     if tuple(map(int, version.split(".")[:2])) < tuple(map(int, touched.since.split("."))):
         pytest.skip(f"new in torchrec {touched.since}")
     source = source_of(touched.source)
-    gone = [name for name in touched.names if name not in source]
-    assert not gone, f"torchrec {version} has no {gone} in {touched.source}"
+    missing = [name for name in touched.names if name not in source]
+    assert not missing, f"torchrec {version} has no {missing} in {touched.source}"
 
 
 def private_names(tree: ast.AST) -> set[str]:
     """Taken off another object than ``self``, or by a text."""
-    taken = {
+    attributes = {
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     }
-    asked = {
+    looked_up = {
         node.args[1].value
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr")
         and isinstance(node.args[1], ast.Constant)
     }
-    found = {str(name) for name in taken | asked}
+    names = {str(name) for name in attributes | looked_up}
     own = {
         part
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
         for part in [node.name]
     }
-    return {n for n in found if n.startswith("_") and not n.startswith("__")} - own
+    return {n for n in names if n.startswith("_") and not n.startswith("__")} - own
 
 
 @pytest.mark.parametrize("room", ["torchrec", "live", "training"])

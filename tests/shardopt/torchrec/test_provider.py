@@ -34,13 +34,13 @@ def test_an_older_torchrec_is_named() -> None:
 
 
 def session(
-    sku: str, of: dict[str, Any] | None = None, reporter: Any = None, **more: Any
+    sku: str, planner_config: dict[str, Any] | None = None, reporter: Any = None, **more: Any
 ) -> tuple[Any, Any]:
     """Result and context of planning for one SKU."""
     from torchrec.distributed.planner.api import ProductionPlannerOrchestrator
     from torchrec.distributed.planner.types import PlannerSessionContext, ShardingPlanRequest
 
-    given = {
+    fields = {
         "model": Model(),
         "sharders": SHARDERS,
         "world_size": 4,
@@ -50,11 +50,11 @@ def session(
         "compute_device": "cuda",
         "capture_search_space": True,
     }
-    request = ShardingPlanRequest(**{**given, **more})
+    request = ShardingPlanRequest(**{**fields, **more})
     context = PlannerSessionContext(request=request, results={})
-    executor = ShardoptPlannerExecutor(ShardoptPlannerProvider(of, effort=EFFORT))
-    found = ProductionPlannerOrchestrator(executor, sku, reporter).plan(request, context)
-    return found[sku], context
+    executor = ShardoptPlannerExecutor(ShardoptPlannerProvider(planner_config, effort=EFFORT))
+    results = ProductionPlannerOrchestrator(executor, sku, reporter).plan(request, context)
+    return results[sku], context
 
 
 @newer
@@ -67,8 +67,8 @@ def test_a_session_plans_with_ours_and_reports() -> None:
     assert result.estimated_max_hbm_bytes > 0
     for reporter in (None, ShardoptPlanReporter()):
         result, context = session("H100", reporter=reporter)
-        found = context.stats[-1].found
-        assert result.critical_path_ms == found.prediction.iteration_ms
+        outcome = context.stats[-1].found
+        assert result.critical_path_ms == outcome.prediction.iteration_ms
         parts = result.comms_critical_path_ms + result.comp_critical_path_ms
         assert parts == pytest.approx(result.critical_path_ms)
         assert 0 < result.comms_critical_path_ms < result.critical_path_ms
@@ -86,8 +86,8 @@ def test_what_the_numbers_lack_is_in_the_result() -> None:
             super().__init__()
             self.ebc, self.over = Model().ebc, nn.Linear(128, 1)
 
-        def forward(self, what: object) -> object:
-            return what
+        def forward(self, batch: object) -> object:
+            return batch
 
     result, _ = session("H100", model=Asks())
     assert any("linear layer" in warning for warning in result.validation_warnings)
@@ -115,11 +115,13 @@ def test_an_unknown_sku_asks_for_a_profile() -> None:
 
 @newer
 def test_what_does_not_fit_is_a_result_not_a_traceback() -> None:
-    told = factors(a=1.0)
-    told["a"] = ParameterConstraints(
+    constraints = factors(a=1.0)
+    constraints["a"] = ParameterConstraints(
         pooling_factors=[1.0], sharding_types=["table_wise"], compute_kernels=["fused"]
     )
-    result, _ = session("H100", model=Model(bag("a", 20_000_000)), constraints=told, hbm_gb=2.0)
+    result, _ = session(
+        "H100", model=Model(bag("a", 20_000_000)), constraints=constraints, hbm_gb=2.0
+    )
     assert not result.success
     assert "Possible solutions" in result.planner_failure_reason
 

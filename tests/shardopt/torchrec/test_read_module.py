@@ -112,14 +112,14 @@ PLANNED = {
 def test_planned_within_what_torchrec_offers(kind: str) -> None:
     make, sharder, optimizer = PLANNED[kind]
     model, by = holding(make()), [sharder()]
-    made = planner(constraints=factors(**FACTORS))
-    plan = made.plan(model, by).plan["x"]
+    hook = planner(constraints=factors(**FACTORS))
+    plan = hook.plan(model, by).plan["x"]
     assert set(plan) == {"a", "b"}
     space = EmbeddingEnumerator(topology(), 512, factors(**FACTORS)).enumerate(model, by)
     offered = {(o.name, o.sharding_type, o.compute_kernel) for o in space}
     for name, sharding in plan.items():
         assert (name, sharding.sharding_type, sharding.compute_kernel) in offered
-    tables = made.found.problem.workload.tables
+    tables = hook.found.problem.workload.tables
     assert {table.optimizer for table in tables} == {optimizer}
     assert {table.pooling for table in tables} == {"none" if "sequences" in kind else "sum"}
     assert [table.features[0].pooling_factor for table in tables if table.name == "b"] == [5.0]
@@ -131,17 +131,17 @@ def test_what_no_law_predicts_is_left_to_torchrec(
 ) -> None:
     make, sharder, words = LEFT[kind]
     model, by = holding(make()), [sharder()]
-    told = factors(**FACTORS)
-    made = planner(constraints=told)
-    plan = made.plan(model, by)
+    constraints = factors(**FACTORS)
+    hook = planner(constraints=constraints)
+    plan = hook.plan(model, by)
     assert "left to TorchRec's own estimate" in caplog.text
     assert "not validated" in caplog.text
     assert words in caplog.text
-    assert made.found is None
-    theirs = EmbeddingShardingPlanner(
-        topology=topology(), batch_size=512, constraints=told, debug=False
+    assert hook.found is None
+    torchrec_planner = EmbeddingShardingPlanner(
+        topology=topology(), batch_size=512, constraints=constraints, debug=False
     )
-    assert str(plan) == str(theirs.plan(model, by))
+    assert str(plan) == str(torchrec_planner.plan(model, by))
 
 
 class LaterOption(ShardingOption):
@@ -166,9 +166,9 @@ class LaterEnumerator(EmbeddingEnumerator):
 def test_a_table_with_a_setting_of_a_later_torchrec_is_left_to_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = planner(enumerator=LaterEnumerator(topology(), 512, factors(**FACTORS)))
-    assert set(made.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
-    assert [table.name for table in made.found.problem.workload.tables] == ["b"]
+    hook = planner(enumerator=LaterEnumerator(topology(), 512, factors(**FACTORS)))
+    assert set(hook.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
+    assert [table.name for table in hook.found.problem.workload.tables] == ["b"]
     assert "num_nodes=2" in caplog.text
 
 
@@ -176,75 +176,80 @@ def test_a_table_with_a_setting_of_a_later_torchrec_is_left_to_it(
 
 
 def test_lists_follow_the_features_that_a_constraint_names() -> None:
-    told = factors(b=2.0)
-    told["a"] = ParameterConstraints(
+    constraints = factors(b=2.0)
+    constraints["a"] = ParameterConstraints(
         feature_names=["a_f1", "a_f0"],
         pooling_factors=[3.0, 5.0],
         num_poolings=[1.0, 2.0],
         batch_sizes=[1024, 512],
     )
-    (a, _) = workload_of(Model(bag("a", features=2), bag("b")), constraints=told).tables
-    found = {f.name: (f.pooling_factor, f.num_poolings) for f in a.features}
+    (a, _) = workload_of(Model(bag("a", features=2), bag("b")), constraints=constraints).tables
+    poolings = {f.name: (f.pooling_factor, f.num_poolings) for f in a.features}
     # a feature with twice the batch is pooled twice a sample
-    assert found == {"a_f0": (5.0, 2.0), "a_f1": (3.0, 2.0)}
-    told["a"].feature_names = ["a_f0", "elsewhere"]  # TorchRec does not look at the names
-    (a, _) = workload_of(Model(bag("a", features=2), bag("b")), constraints=told).tables
+    assert poolings == {"a_f0": (5.0, 2.0), "a_f1": (3.0, 2.0)}
+    constraints["a"].feature_names = ["a_f0", "elsewhere"]  # TorchRec does not look at the names
+    (a, _) = workload_of(Model(bag("a", features=2), bag("b")), constraints=constraints).tables
     assert [f.pooling_factor for f in a.features] == [3.0, 5.0]
 
 
 def test_a_weighted_constraint_goes_behind_the_modules_word() -> None:
-    told = factors(a=20.0, b=2.0)
-    told["a"].is_weighted = True
-    assert not any(t.weighted for t in workload_of(Model(), constraints=told).tables)
-    told = factors(**FACTORS)
-    told["a"].is_weighted = True
+    constraints = factors(a=20.0, b=2.0)
+    constraints["a"].is_weighted = True
+    assert not any(t.weighted for t in workload_of(Model(), constraints=constraints).tables)
+    constraints = factors(**FACTORS)
+    constraints["a"].is_weighted = True
     by = [ManagedCollisionEmbeddingBagCollectionSharder()]
-    tables = workload_of(holding(managed_bags()), by, constraints=told).tables
+    tables = workload_of(holding(managed_bags()), by, constraints=constraints).tables
     assert {t.name: t.weighted for t in tables}["a"]
 
 
 def test_a_table_of_another_device_is_passed_over_as_in_torchrec(
     tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = factors(a=20.0, b=2.0)
-    told["a"].device_group, told["b"].device_group = "cuda", "cpu"
+    constraints = factors(a=20.0, b=2.0)
+    constraints["a"].device_group, constraints["b"].device_group = "cuda", "cpu"
     words = "another device_group than the topology's cuda: 'b' (cpu)"
-    found = planner(constraints=told).plan(Model(), SHARDERS)
+    plan = planner(constraints=constraints).plan(Model(), SHARDERS)
     ranks = topology()
-    theirs = EmbeddingShardingPlanner(topology=ranks, batch_size=512, constraints=told, debug=False)
-    assert set(found.plan["ebc"]) == set(theirs.plan(Model(), SHARDERS).plan["ebc"]) == {"a"}
+    torchrec_planner = EmbeddingShardingPlanner(
+        topology=ranks, batch_size=512, constraints=constraints, debug=False
+    )
+    assert (
+        set(plan.plan["ebc"]) == set(torchrec_planner.plan(Model(), SHARDERS).plan["ebc"]) == {"a"}
+    )
     assert caplog.text.count(words) == 1
-    rated = ShardoptPerfModel(ranks, Model(), SHARDERS, 512, constraints=told)
+    rated = ShardoptPerfModel(ranks, Model(), SHARDERS, 512, constraints=constraints)
     assert caplog.text.count(words) == 2
-    options = EmbeddingEnumerator(ranks, 512, told).enumerate(Model(), SHARDERS)
+    options = EmbeddingEnumerator(ranks, 512, constraints).enumerate(Model(), SHARDERS)
     option = next(o for o in options if o.sharding_type == "table_wise")
     option.shards[0].rank = 0
     assert rated.rate([option]) > 0
     # a file is for any device, and says what was asked for
-    to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=told)
-    found = load_model(tmp_path / "m.yaml")
-    assert [t.constraints.device_group for t in found.tables] == ["cuda", "cpu"]
-    told["b"].device_group = "cuda"
-    tables = workload_of(Model(), constraints=told).tables
+    to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=constraints)
+    written = load_model(tmp_path / "m.yaml")
+    assert [t.constraints.device_group for t in written.tables] == ["cuda", "cpu"]
+    constraints["b"].device_group = "cuda"
+    tables = workload_of(Model(), constraints=constraints).tables
     assert {t.constraints.device_group for t in tables} == {"cuda"}
 
 
 def test_the_plan_does_not_hang_on_the_order_of_a_tables_options() -> None:
     """It changes with PYTHONHASHSEED, as TorchRec's enumerator goes through sets; and kernels for
     inference, which some sharders offer, are planned in no order."""
-    told = factors(a=20.0, b=2.0)
-    for constraint in told.values():
+    constraints = factors(a=20.0, b=2.0)
+    for constraint in constraints.values():
         constraint.sharding_types = ["row_wise", "table_wise", "column_wise"]
     kernels = ["fused", "quant", "fused_uvm", "quant_uvm", "fused_uvm_caching"]
-    sharder = Offering(**dict.fromkeys(told["a"].sharding_types, kernels))
+    sharder = Offering(**dict.fromkeys(constraints["a"].sharding_types, kernels))
 
     def planned(order: Callable[[str], Any]) -> Any:
-        made = planner(constraints=told, cache=False)
-        enumerate_ = made._enumerator.enumerate
-        made._enumerator.enumerate = lambda **given: sorted(
-            enumerate_(**given), key=lambda o: (o.name, order(o.compute_kernel + o.sharding_type))
+        hook = planner(constraints=constraints, cache=False)
+        enumerate_ = hook._enumerator.enumerate
+        hook._enumerator.enumerate = lambda **arguments: sorted(
+            enumerate_(**arguments),
+            key=lambda o: (o.name, order(o.compute_kernel + o.sharding_type)),
         )
-        return made.plan(Model(bag("a", 100_000, 128), bag("b")), [sharder])
+        return hook.plan(Model(bag("a", 100_000, 128), bag("b")), [sharder])
 
     first, second = planned(lambda kind: kind), planned(lambda kind: kind[::-1])
     assert str(first) == str(second)
@@ -255,8 +260,8 @@ def test_the_plan_does_not_hang_on_the_order_of_a_tables_options() -> None:
 
 
 def test_a_constraint_for_no_table_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    told = factors(table_a=20.0, table_b=2.0, table_c=1.0)
-    workload_of(Model(bag("table_a"), bag("table_b")), constraints=told)
+    constraints = factors(table_a=20.0, table_b=2.0, table_c=1.0)
+    workload_of(Model(bag("table_a"), bag("table_b")), constraints=constraints)
     assert "which this module does not have: 'table_c'" in caplog.text
     assert "did you mean" in caplog.text
 
@@ -279,20 +284,20 @@ def test_a_module_that_cannot_be_captured_counts_its_linear_layers_and_says_so(
 
 
 def test_nothing_to_shard_is_an_empty_plan() -> None:
-    made = planner()
-    assert made.plan(nn.Sequential(nn.Linear(2, 2)), SHARDERS).plan == {}
-    assert made.found is None
+    hook = planner()
+    assert hook.plan(nn.Sequential(nn.Linear(2, 2)), SHARDERS).plan == {}
+    assert hook.found is None
     table = holding(nn.EmbeddingBag(10, 4, device=META))  # no sharder for it is given
-    assert made.plan(table, SHARDERS).plan == {}
+    assert hook.plan(table, SHARDERS).plan == {}
 
 
 def test_options_and_space_can_be_asked_for() -> None:
-    made = planner()
-    made.plan(Model(), SHARDERS)
-    if not hasattr(made, "get_selected_options"):
+    hook = planner()
+    hook.plan(Model(), SHARDERS)
+    if not hasattr(hook, "get_selected_options"):
         pytest.skip("came with torchrec 1.9")
-    assert {o.name for o in made.get_selected_options()} == {"a", "b"}
-    assert len(made.get_search_space()) > 2
+    assert {o.name for o in hook.get_selected_options()} == {"a", "b"}
+    assert len(hook.get_search_space()) > 2
 
 
 class Reader(nn.Module):
@@ -305,8 +310,8 @@ class Reader(nn.Module):
 
     def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
         """Logits."""
-        found: torch.Tensor = self.layer(self.tables(ids).values())
-        return found
+        output: torch.Tensor = self.layer(self.tables(ids).values())
+        return output
 
 
 class Other(FeatureProcessor):
@@ -338,22 +343,22 @@ def test_weights_by_position_are_read_and_written(
     assert read == written
     assert all(t.weighted for t in read.tables)
     assert {f.name: f.position_weights for t in read.tables for f in t.features} == expected
-    other = "feature processor Other of 'tables' is not priced" in caplog.text
-    assert other == isinstance(processors, dict)
+    is_named = "feature processor Other of 'tables' is not priced" in caplog.text
+    assert is_named == isinstance(processors, dict)
     head = (tmp_path / "m.yaml").read_text().split("schema:")[0]
-    assert ("Not priced: the feature processor Other" in head) == other
+    assert ("Not priced: the feature processor Other" in head) == is_named
 
 
 def test_what_is_not_priced_is_said() -> None:
-    (said,) = not_priced(holding(managed_bags()), ())
-    assert "managed collision" in said
-    assert "is not priced" in said
-    (said,) = not_priced(holding(PECEmbeddingCollection(sequences("a"))), ())
-    assert "PECEmbeddingCollection 'x'" in said
-    told = factors(a=5.0, b=3.0)
-    told["a"].num_poolings = [2.0]
-    (said,) = not_priced(Model(), workload_of(Model(), constraints=told).tables)
-    assert "variable batches of a_f0" in said
+    (note,) = not_priced(holding(managed_bags()), ())
+    assert "managed collision" in note
+    assert "is not priced" in note
+    (note,) = not_priced(holding(PECEmbeddingCollection(sequences("a"))), ())
+    assert "PECEmbeddingCollection 'x'" in note
+    constraints = factors(a=5.0, b=3.0)
+    constraints["a"].num_poolings = [2.0]
+    (note,) = not_priced(Model(), workload_of(Model(), constraints=constraints).tables)
+    assert "variable batches of a_f0" in note
     assert not not_priced(Model(), workload_of(Model(), constraints=factors(**FACTORS)).tables)
 
 
@@ -362,18 +367,18 @@ def test_features_without_a_pooling_factor_are_all_named_at_once(
 ) -> None:
     """TorchRec plans with 1; so do we, and say it once."""
     model = Model(bag("a", features=2), bag("b"), bag("c"))
-    told = factors(b=2.0)
+    constraints = factors(b=2.0)
     words = r"3 features.*a_f0 \(table 'a'\), a_f1 \(table 'a'\), c_f0 \(table 'c'\)"
     with pytest.raises(PlannerError, match=rf"{words}.*default_pooling_factor.*constraints="):
-        planner(constraints=told, strict=True).plan(model, SHARDERS)
-    tables = workload_of(model, constraints=told)
-    said = [
+        planner(constraints=constraints, strict=True).plan(model, SHARDERS)
+    tables = workload_of(model, constraints=constraints)
+    messages = [
         r for r in caplog.records if r.name == "shardopt" and "no pooling factor" in r.getMessage()
     ]
-    assert len(said) == 1
+    assert len(messages) == 1
     assert re.search(words, caplog.text)
-    found = {f.name: f.pooling_factor for t in tables.tables for f in t.features}
-    assert found == {"a_f0": 1.0, "a_f1": 1.0, "b_f0": 2.0, "c_f0": 1.0}
+    factors_read = {f.name: f.pooling_factor for t in tables.tables for f in t.features}
+    assert factors_read == {"a_f0": 1.0, "a_f1": 1.0, "b_f0": 2.0, "c_f0": 1.0}
 
 
 def test_a_default_pooling_factor_answers_for_all(caplog: pytest.LogCaptureFixture) -> None:
@@ -388,23 +393,23 @@ def test_a_default_pooling_factor_answers_for_all(caplog: pytest.LogCaptureFixtu
 
 def test_a_constraint_for_other_reasons_gives_no_pooling_factor(tmp_path: Any) -> None:
     """TorchRec fills in 1.0, which an explicit 1.0 is not."""
-    told = factors(a=20.0, b=2.0)
-    told["b"] = ParameterConstraints(sharding_types=["table_wise"])
+    constraints = factors(a=20.0, b=2.0)
+    constraints["b"] = ParameterConstraints(sharding_types=["table_wise"])
     with pytest.raises(InputError, match=r"no pooling factor.*: b_f0 .*1\.0 where.*one id"):
-        planner(constraints=told, strict=True).plan(Model(), SHARDERS)
+        planner(constraints=constraints, strict=True).plan(Model(), SHARDERS)
     with pytest.raises(InputError, match=r"no pooling factor.*: b_f0"):
-        to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=told)
+        to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=constraints)
     with pytest.raises(InputError, match=r"no pooling factor.*: b_f0"):
-        planner(constraints=copy.deepcopy(told), strict=True).plan(Model(), SHARDERS)
-    told["b"].pooling_factors = [1.0]
-    tables = workload_of(Model(), constraints=told, strict=True).tables
+        planner(constraints=copy.deepcopy(constraints), strict=True).plan(Model(), SHARDERS)
+    constraints["b"].pooling_factors = [1.0]
+    tables = workload_of(Model(), constraints=constraints, strict=True).tables
     assert {t.name: t.features[0].pooling_factor for t in tables} == {"a": 20.0, "b": 1.0}
 
 
 def test_a_model_files_pooling_factor_stays_beside_such_a_constraint(tmp_path: Any) -> None:
     to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=factors(a=20.0, b=2.0))
-    told = {"b": ParameterConstraints(sharding_types=["table_wise"])}
-    tables = workload_of(Model(), model=tmp_path / "m.yaml", constraints=told).tables
+    constraints = {"b": ParameterConstraints(sharding_types=["table_wise"])}
+    tables = workload_of(Model(), model=tmp_path / "m.yaml", constraints=constraints).tables
     assert {t.name: t.features[0].pooling_factor for t in tables} == {"a": 20.0, "b": 2.0}
 
 
@@ -436,18 +441,18 @@ def test_the_optimizer_comes_from_the_backward_or_the_fused_params() -> None:
 
 
 def test_a_model_file_says_what_no_module_holds(tmp_path: Any) -> None:
-    known = a_workload(a_table("a", 100_000), a_table("b", 10_000), batch_size=64)
-    write_model(tmp_path / "model.yaml", known)
-    made = ShardoptPlanner(
+    written = a_workload(a_table("a", 100_000), a_table("b", 10_000), batch_size=64)
+    write_model(tmp_path / "model.yaml", written)
+    hook = ShardoptPlanner(
         topology(), hardware="a100-80gb", effort=EFFORT, debug=False, model=tmp_path / "model.yaml"
     )
     model = Model(bag("a", 100_000), bag("b"))
-    for config, of in zip(model.ebc.embedding_bag_configs(), known.tables, strict=True):
-        config.feature_names[:] = [f.name for f in of.features]
-    workload = problem_of(made, model).workload
+    for config, table in zip(model.ebc.embedding_bag_configs(), written.tables, strict=True):
+        config.feature_names[:] = [f.name for f in table.features]
+    workload = problem_of(hook, model).workload
     assert workload.batch_size == 64
     assert {f.pooling_factor for t in workload.tables for f in t.features} == {2.0}
-    assert workload.dense == known.dense
+    assert workload.dense == written.dense
 
 
 def test_without_a_batch_size_torchrecs_default_is_taken_and_said(
@@ -460,22 +465,22 @@ def test_without_a_batch_size_torchrecs_default_is_taken_and_said(
 
 def test_the_load_factor_of_the_sharder_is_the_users() -> None:
     """The plan leaves it where it is, and the prediction uses it."""
-    told = factors(a=20.0, b=2.0)
-    for constraint in told.values():
+    constraints = factors(a=20.0, b=2.0)
+    for constraint in constraints.values():
         constraint.compute_kernels = ["fused_uvm_caching"]
         constraint.sharding_types = ["table_wise"]
     sharder = EmbeddingBagCollectionSharder(fused_params={"cache_load_factor": 0.5})
-    made = planner(constraints=told)
-    plan = made.plan(Model(), [sharder])
+    hook = planner(constraints=constraints)
+    plan = hook.plan(Model(), [sharder])
     assert {table.cache_params for table in plan.plan["ebc"].values()} == {None}
-    tables = made.found.plan.tables.values()
+    tables = hook.found.plan.tables.values()
     assert {table.cache_load_factor for table in tables} == {0.5}
-    assert {t.constraints.cache_load_factor for t in made.found.problem.workload.tables} == {0.5}
+    assert {t.constraints.cache_load_factor for t in hook.found.problem.workload.tables} == {0.5}
 
 
 def test_constraints_of_the_enumerator_alone_count_in_full() -> None:
     """TorchEasyRec gives its constraints in this way."""
-    told = {
+    constraints = {
         "a": ParameterConstraints(
             pooling_factors=[20.0],
             min_partition=16,
@@ -487,16 +492,16 @@ def test_constraints_of_the_enumerator_alone_count_in_full() -> None:
         "b": ParameterConstraints(pooling_factors=[2.0], num_poolings=[3.0]),
     }
     ranks = topology()
-    made = planner(
-        topology=ranks, constraints=None, enumerator=EmbeddingEnumerator(ranks, 512, told)
+    hook = planner(
+        topology=ranks, constraints=None, enumerator=EmbeddingEnumerator(ranks, 512, constraints)
     )
-    plan = made.plan(Model(), SHARDERS).plan["ebc"]
+    plan = hook.plan(Model(), SHARDERS).plan["ebc"]
     assert plan["a"].cache_params.load_factor == 0.3
-    a, b = made.found.problem.workload.tables
+    a, b = hook.found.problem.workload.tables
     assert (a.features[0].pooling_factor, a.constraints.min_partition) == (20.0, 16)
     assert (a.constraints.cache_load_factor, a.constraints.enforce_hbm) == (0.3, True)
     assert (b.features[0].pooling_factor, b.features[0].num_poolings) == (2.0, 3.0)
-    planned = made.found.plan.tables["a"]
+    planned = hook.found.plan.tables["a"]
     assert planned.cache_load_factor == 0.3
     assert [s.size[1] for s in planned.shards] == [
         s.shard_sizes[1] for s in plan["a"].sharding_spec.shards
@@ -507,7 +512,7 @@ def test_types_that_are_priced_as_another_are_told() -> None:
     config = torchrec.EmbeddingBagConfig(
         name="t", num_embeddings=10_000, embedding_dim=64, feature_names=["f"]
     )
-    for kind, told in (
+    for kind, expected in (
         (DataType.FP16, 0),
         (DataType.INT8, 1),
         (DataType.NFP8, 0),
@@ -518,5 +523,5 @@ def test_types_that_are_priced_as_another_are_told() -> None:
         tables = [
             a_table("t", data_type=kind.value.lower() if kind is not DataType.INT2 else "fp16")
         ]
-        said = [line for line in not_priced(module, tables) if "'t'" in line]
-        assert len(said) == told
+        notes = [line for line in not_priced(module, tables) if "'t'" in line]
+        assert len(notes) == expected

@@ -27,25 +27,25 @@ class Writer:
 def test_the_log_of_torchrecs_table_has_the_prediction_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = planner(scenarios="none")
+    hook = planner(scenarios="none")
     with caplog.at_level(logging.INFO, TABLE):
-        made.plan(Model(), SHARDERS)
+        hook.plan(Model(), SHARDERS)
     rows = [record.message for record in caplog.records if record.name == TABLE]
-    theirs = next(i for i, row in enumerate(rows) if "Planner Statistics" in row)
-    ours = next(i for i, row in enumerate(rows) if "shardopt" in row)
-    assert theirs < ours
-    prediction, told = made.found.prediction, "\n".join(rows[ours:])
+    torchrec_row = next(i for i, row in enumerate(rows) if "Planner Statistics" in row)
+    our_row = next(i for i, row in enumerate(rows) if "shardopt" in row)
+    assert torchrec_row < our_row
+    prediction, text = hook.found.prediction, "\n".join(rows[our_row:])
     throughput = f"{4 * 512 / prediction.iteration_ms * 1e3:,.0f}"
-    for said in (throughput, "a100-80gb", *prediction.breakdown):
-        assert said in told
-    assert len({len(row) for row in rows[ours - 1 :]}) == 1, "one box, as TorchRec draws it"
+    for words in (throughput, "a100-80gb", *prediction.breakdown):
+        assert words in text
+    assert len({len(row) for row in rows[our_row - 1 :]}) == 1, "one box, as TorchRec draws it"
 
 
 def test_a_writer_takes_the_numbers() -> None:
     writer = Writer()
-    made = planner(stats=ShardoptStats(writer), scenarios="none")
-    made.plan(Model(), SHARDERS)
-    prediction, scalars = made.found.prediction, writer.scalars
+    hook = planner(stats=ShardoptStats(writer), scenarios="none")
+    hook.plan(Model(), SHARDERS)
+    prediction, scalars = hook.found.prediction, writer.scalars
     assert scalars["planner/iteration_ms"] == prediction.iteration_ms
     assert scalars["planner/samples_per_s"] == pytest.approx(
         4 * 512 / prediction.iteration_ms * 1e3
@@ -63,8 +63,8 @@ def test_the_reporter_of_a_session_makes_new_statistics_for_every_sku() -> None:
         return writers.setdefault(sku, Writer())
 
     reporter = ShardoptPlanReporter(writer_of)
-    made = {sku: reporter.build_stats(None, sku) for sku in ("H100", "B200")}
-    for sku, (ours,) in made.items():
+    stats = {sku: reporter.build_stats(None, sku) for sku in ("H100", "B200")}
+    for sku, (ours,) in stats.items():
         assert isinstance(ours, ShardoptStats)
         assert ours.writer is writers[sku]
-    assert made["H100"] != made["B200"]
+    assert stats["H100"] != stats["B200"]

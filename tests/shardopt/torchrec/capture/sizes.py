@@ -31,8 +31,8 @@ def _flop(call: OpCall) -> int:
         return 2 * call.outputs[0].elements * math.prod(shapes[1][1:])
     if call.name == "convolution_backward":
         # as much for the gradient of the weight, and of the input if there is one
-        made = [out for out in call.outputs if len(out.shape) > 1]
-        return len(made) * 2 * call.inputs[0].elements * math.prod(shapes[2][1:])
+        outputs = [out for out in call.outputs if len(out.shape) > 1]
+        return len(outputs) * 2 * call.inputs[0].elements * math.prod(shapes[2][1:])
     if "dot_product" in call.name:
         backward = "backward" in call.name
         query, key = shapes[1:3] if backward else shapes[:2]

@@ -156,34 +156,34 @@ def test_autocast_of_captured_ops_is_what_a_capture_under_autocast_finds(name: s
     plain, module = captured(make(), *shape, device="cuda"), make()
     halves = captured(module, *shape, device="cuda", data_type="bf16")
     assert halves.data_type == "bf16"
-    of, hardware = AtBatch(512), load_hardware("h100-sxm")
+    batch, hardware = AtBatch(512), load_hardware("h100-sxm")
 
     def costs(dense: CapturedDense) -> tuple[float, float, int]:
         """Device time, bytes that ops read and write, and what the forward leaves in memory."""
-        program, times = dense.program(of), OpTimes(hardware, "bf16")
+        program, times = dense.program(batch), OpTimes(hardware, "bf16")
         calls = [e for e in (*program.forward, *program.backward) if isinstance(e, OpCall)]
         moved = [o.bytes for c in calls if c.moves for part in read_and_written(c) for o in part]
         return sum(times.cost(call).ms for call in calls), sum(moved), kept_bytes(program)
 
     derived = costs(replace(plain, data_type="bf16"))
-    found, before = costs(halves), costs(plain)
-    assert derived[0] == pytest.approx(found[0], rel=0.1)
-    assert derived[1:] == pytest.approx(found[1:], rel=0.35)
+    expected, before = costs(halves), costs(plain)
+    assert derived[0] == pytest.approx(expected[0], rel=0.1)
+    assert derived[1:] == pytest.approx(expected[1:], rel=0.35)
     assert derived != before
-    assert costs(replace(halves, data_type="fp32")) == found, "what was captured so stays"
+    assert costs(replace(halves, data_type="fp32")) == expected, "what was captured so stays"
 
 
 @pytest.mark.parametrize(("device", "norms"), [("cuda", "fp32"), ("cpu", "bf16")])
 def test_autocast_leaves_in_fp32_what_it_does_on_gpus(device: str, norms: str) -> None:
     module = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 1))
     program = program_of(module, 16, data_type="bf16", device=device)
-    made = {
+    dtypes = {
         event.name: event.outputs[0].data_type
         for event in program.forward
         if isinstance(event, OpCall)
     }
-    assert made["native_layer_norm"] == norms
-    assert made["addmm"] == "bf16"
+    assert dtypes["native_layer_norm"] == norms
+    assert dtypes["addmm"] == "bf16"
     with torch.autocast("cpu", torch.bfloat16):  # and nowhere else
         assert nn.functional.layer_norm(torch.ones(2, 8).bfloat16(), (8,)).dtype == torch.bfloat16
 
@@ -197,8 +197,8 @@ def test_attention_of_flash_kernels_is_captured_with_its_mask() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = x * self.scale
             attend = torch.ops.aten._scaled_dot_product_flash_attention
-            made: torch.Tensor = attend(x[:, :, 4:], x, x, 0.0, True)[0]
-            return made.float().sum()
+            attended: torch.Tensor = attend(x[:, :, 4:], x, x, 0.0, True)[0]
+            return attended.float().sum()
 
     x = torch.empty(BATCH, 2, 12, 32, dtype=torch.bfloat16)
     captured = capture_dense(Flash(), (), BATCH, example_inputs=(x,))
@@ -253,10 +253,10 @@ NAMES = {
 def test_an_expression_is_found_from_its_values(text: str) -> None:
     expression = parse_size(text)
     values = tuple(
-        expression.value({name: of[at] for name, of in NAMES.items()}) for at in range(4)
+        expression.value({name: sizes[at] for name, sizes in NAMES.items()}) for at in range(4)
     )
-    found = SizeFit(NAMES).size(values)
-    assert parse_size(str(found)) == expression
+    fitted = SizeFit(NAMES).size(values)
+    assert parse_size(str(fitted)) == expression
 
 
 @pytest.mark.parametrize("values", [(1, 2, 4, 9), (512, 704, 1088, 1857), (3, 3, 3, 4)])

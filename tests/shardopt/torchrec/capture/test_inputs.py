@@ -54,18 +54,18 @@ class Takes(Weighted):
 
 
 def test_axes_as_long_as_the_batch_grow_with_it() -> None:
-    given = {
+    example = {
         "x": torch.empty(4, 4),
         "ids": Pair(torch.empty(7, 4), torch.empty(12)),
         "label": Own(torch.empty(3), KEYED),
     }
-    made = like_example(given, Takes(), 4096)(NUMBERS)
-    assert made.positional == ()
-    assert made.named["x"].shape == (10, 4), "the first axis alone"
-    pair = made.named["ids"]
+    inputs = like_example(example, Takes(), 4096)(NUMBERS)
+    assert inputs.positional == ()
+    assert inputs.named["x"].shape == (10, 4), "the first axis alone"
+    pair = inputs.named["ids"]
     assert isinstance(pair, Pair)
     assert (pair.first.shape, pair.second.shape) == ((7, 10), (30,))
-    own = made.named["label"]
+    own = inputs.named["label"]
     assert isinstance(own, Own)
     assert (own.name, own.dense.shape) == ("kept", (3,))
     assert own.ids.stride() == 10
@@ -75,10 +75,10 @@ def test_axes_as_long_as_the_batch_grow_with_it() -> None:
 
 
 def test_a_tuple_is_arguments_and_anything_else_the_only_one() -> None:
-    made = like_example((KEYED, torch.empty(4, 2)), Takes(), 4)(NUMBERS)
-    assert [type(item) for item in made.positional] == [KeyedJaggedTensor, Tensor]
-    made = like_example({"other": torch.empty(4, 2)}, Takes(), 4)(NUMBERS)
-    assert made.positional[0]["other"].shape == (10, 2)
+    inputs = like_example((KEYED, torch.empty(4, 2)), Takes(), 4)(NUMBERS)
+    assert [type(item) for item in inputs.positional] == [KeyedJaggedTensor, Tensor]
+    inputs = like_example({"other": torch.empty(4, 2)}, Takes(), 4)(NUMBERS)
+    assert inputs.positional[0]["other"].shape == (10, 2)
 
 
 class TakesBatch(Weighted):
@@ -89,11 +89,11 @@ class TakesBatch(Weighted):
 def test_inputs_are_made_of_what_forward_is_annotated_with() -> None:
     ids = BatchNumbers(10, {"a": 33, "b": 5})
     features = {"ebc": ["a"], "ec": ["a", "b"]}
-    made = from_features(Takes(), features)(ids)
-    assert made.named["x"].shape == (10, 13)
-    assert made.named["label"].shape == (10,)
-    assert list(made.named["ids"].keys()) == ["a", "b"]
-    assert made.named["ids"].weights().shape == (38,)
+    inputs = from_features(Takes(), features)(ids)
+    assert inputs.named["x"].shape == (10, 13)
+    assert inputs.named["label"].shape == (10,)
+    assert list(inputs.named["ids"].keys()) == ["a", "b"]
+    assert inputs.named["ids"].weights().shape == (38,)
     batch = from_features(TakesBatch(), features)(ids).named["batch"]
     assert (batch.dense_features.shape, batch.labels.shape) == ((10, 13), (10,))
     assert [t.shape for t in dense_tensors(batch)] == [(10, 13), (10,)]

@@ -134,10 +134,10 @@ def test_the_short_form_of_a_dlrm_is_what_its_module_runs(interaction: str | Dcn
     short = a_workload(*(a_table(name, 1000, DIM) for name in "abc"), dense=dense)
     paths = tuple(replace(table, module=f"sparse.{table.module}") for table in short.tables)
     long = replace(short, tables=paths)
-    found = capture_dense(build_model(short), paths, short.batch_size).program(long)
+    program = capture_dense(build_model(short), paths, short.batch_size).program(long)
     expected = dense_program(short)
-    assert flop(found) == flop(expected)
-    assert found.gradient_bytes == expected.gradient_bytes
+    assert flop(program) == flop(expected)
+    assert program.gradient_bytes == expected.gradient_bytes
 
 
 @pytest.mark.parametrize("name", TORCHRECS)
@@ -163,8 +163,8 @@ class Sequential(nn.Module):
 
     def forward(self, ids: KeyedJaggedTensor) -> Tensor:
         """Logits."""
-        found: Tensor = self.layer(self.of(self.ec(ids)))
-        return found
+        output: Tensor = self.layer(self.of(self.ec(ids)))
+        return output
 
 
 def products(program: DenseProgram) -> list[tuple[int, ...]]:
@@ -175,21 +175,21 @@ def products(program: DenseProgram) -> list[tuple[int, ...]]:
     ]
 
 
-def padded(found: dict[str, torchrec.JaggedTensor]) -> Tensor:
-    return found["a"].to_padded_dense(50)
+def padded(features: dict[str, torchrec.JaggedTensor]) -> Tensor:
+    return features["a"].to_padded_dense(50)
 
 
-def together(found: dict[str, torchrec.JaggedTensor]) -> Tensor:
-    return torch.cat([found["a"].values(), found["b"].values()])
+def together(features: dict[str, torchrec.JaggedTensor]) -> Tensor:
+    return torch.cat([features["a"].values(), features["b"].values()])
 
 
-def square(found: dict[str, torchrec.JaggedTensor]) -> Tensor:
-    values = found["a"].values()
-    return values.view(-1, 3, DIM)[:, 0] + values.view(len(found["a"].lengths()), 3, DIM)[:, 1]
+def square(features: dict[str, torchrec.JaggedTensor]) -> Tensor:
+    values = features["a"].values()
+    return values.view(-1, 3, DIM)[:, 0] + values.view(len(features["a"].lengths()), 3, DIM)[:, 1]
 
 
 @pytest.mark.parametrize(
-    ("names", "of", "ids", "rows"),
+    ("names", "layout", "ids", "rows"),
     [
         ("a", padded, 2.5, 50_000),
         ("ab", together, 2.5, 5000),
@@ -197,14 +197,14 @@ def square(found: dict[str, torchrec.JaggedTensor]) -> Tensor:
     ],
 )
 def test_sequences_have_sizes_of_their_ids(
-    names: str, of: Callable[[dict[str, torchrec.JaggedTensor]], Tensor], ids: float, rows: int
+    names: str, layout: Callable[[dict[str, torchrec.JaggedTensor]], Tensor], ids: float, rows: int
 ) -> None:
-    program = program_of(Sequential(names, of), ids)
+    program = program_of(Sequential(names, layout), ids)
     assert products(program) == [(rows, 1)]
     (lookup,) = (e for e in program.forward if isinstance(e, Lookup))
     assert [out.shape for out in lookup.outputs] == [(int(ids * 1000), DIM)] * len(names)
-    tied = captured(Sequential(names, of), ids).captured.tied_ids
-    assert tied == ({"a": ids} if of is square else {})
+    tied = captured(Sequential(names, layout), ids).captured.tied_ids
+    assert tied == ({"a": ids} if layout is square else {})
 
 
 def test_lookups_stand_where_the_model_waits_for_them() -> None:
@@ -321,11 +321,11 @@ def test_what_cannot_be_captured_is_described_by_hand(tmp_path: Path) -> None:
     module = Pooled(lambda x: x if x.sum() > 0 else -x)
     dense = {"measured": {"batch_size": 64, "forward_ms": 1, "backward_ms": 2, "optimizer_ms": 0,
                           "gradient_mib": 1}}  # fmt: skip
-    given = {"batch_size": 64, "default_pooling_factor": 1.0}
+    arguments = {"batch_size": 64, "default_pooling_factor": 1.0}
     with pytest.raises(InputError, match="cannot be captured"):
-        to_yaml(module, tmp_path / "m.yaml", **given)
+        to_yaml(module, tmp_path / "m.yaml", **arguments)
     assert not list(tmp_path.iterdir())
-    made = to_yaml(module, tmp_path / "m.yaml", **given, dense=dense)
-    assert load_model(tmp_path / "m.yaml") == made
+    workload = to_yaml(module, tmp_path / "m.yaml", **arguments, dense=dense)
+    assert load_model(tmp_path / "m.yaml") == workload
     with pytest.raises(InputError, match=r"dense\.measured\.forward_ms"):
-        to_yaml(module, tmp_path / "m.yaml", **given, dense={"measured": {"forward_ms": -1}})
+        to_yaml(module, tmp_path / "m.yaml", **arguments, dense={"measured": {"forward_ms": -1}})
