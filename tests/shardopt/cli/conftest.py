@@ -27,8 +27,8 @@ def said_as_json(folder: Path, *words: object) -> dict[str, Any]:
     """Return a command's ``--json`` output in a folder, shared by the tests of a module."""
     with chdir(folder), redirect_stdout(StringIO()) as out:
         assert main([*map(str, words), "--json"]) == 0
-    found: dict[str, Any] = json.loads(out.getvalue())
-    return found
+    document: dict[str, Any] = json.loads(out.getvalue())
+    return document
 
 
 @pytest.fixture

@@ -104,17 +104,17 @@ def plan_fields(rng: random.Random) -> Words:
     text = json.dumps(mutate(rng, plan_document()))
     damaged = rng.random() < 0.1
     plan = put("plan.json", damage(rng, text.encode(), len(text)) if damaged else text)
-    model, other = put("model.yaml", MODEL), put("other.json", plan_document())
+    model, baseline = put("model.yaml", MODEL), put("other.json", plan_document())
     json_flag = json_or_not(rng)
-    words = rng.choice((["predict", model, plan], ["diff", other, plan], ["diff", plan, plan]))
+    words = rng.choice((["predict", model, plan], ["diff", baseline, plan], ["diff", plan, plan]))
     words = ["explain", model, plan] if rng.random() < 0.1 else words
     return [*words, *json_flag]
 
 
 def models(rng: random.Random) -> Words:
     """Model files and captured dense parts: any values, and damaged bytes."""
-    whole = (0, [0, 0], [1000, 64])
-    tables = {"t": placed("table_wise", "fused", whole)}
+    full_shard = (0, [0, 0], [1000, 64])
+    tables = {"t": placed("table_wise", "fused", full_shard)}
     if rng.random() < 0.5:
         put("m.ops.json", mutate(rng, OPS, 4))
         model = put("model.yaml", CAPTURED)
@@ -172,11 +172,11 @@ def _op_names(rng: random.Random) -> Words:
 
 def traces(rng: random.Random) -> Words:
     """Kineto and execution traces with anything in them, and damaged bytes of them."""
-    made = [execution(nested=True), execution(), kineto(schema=RECENT), kineto(schema=OLD, steps=1)]
-    made.append(kineto(schema=OLDEST, steps=2))
+    docs = [execution(nested=True), execution(), kineto(schema=RECENT), kineto(schema=OLD, steps=1)]
+    docs.append(kineto(schema=OLDEST, steps=2))
     paths = []
     for number in range(rng.randint(1, 2)):
-        content = json.dumps(mutate(rng, rng.choice(made), most=6))
+        content = json.dumps(mutate(rng, rng.choice(docs), most=6))
         if rng.random() < 0.2:
             content = damage(rng, content.encode(), len(content))
             content = gzip.compress(content, mtime=0) if rng.random() < 0.3 else content
@@ -232,7 +232,7 @@ def npz(rng: random.Random) -> Words:
 
 
 @cache
-def first_of(words: Callable[[], Words], *made: str) -> dict[str, bytes]:
+def first_of(words: Callable[[], Words], *outputs: str) -> dict[str, bytes]:
     """Files that a command makes, by name; it runs once, in a folder of its own."""
     with (
         TemporaryDirectory() as place,
@@ -240,7 +240,7 @@ def first_of(words: Callable[[], Words], *made: str) -> dict[str, bytes]:
         contextlib.redirect_stdout(io.StringIO()),
     ):
         assert main([*words(), "--quiet"]) == 0
-        return {name: Path(name).read_bytes() for name in made}
+        return {name: Path(name).read_bytes() for name in outputs}
 
 
 def report_rounds(_: Any, __: int, job: Job, *, on_report: OnReport, **___: Any) -> None:
@@ -345,12 +345,14 @@ def learned(rng: random.Random) -> Words:
     return [*words, *over] if kind == 1 else ["predict", "model.yaml", "plan.json", *over]
 
 
-def _confirm_rounds(_: Any, __: int, of: Job, *rest: Any, on_report: OnReport, **___: Any) -> None:
+def _confirm_rounds(_: Any, __: int, job: Job, *rest: Any, on_report: OnReport, **___: Any) -> None:
     """Report rounds as ranks that confirm plans would, without any rank."""
-    for name in of.plans:
+    for name in job.plans:
         on_report(0, {"kind": "plan", "name": name})
     for index in range(10):
-        on_report(0, {"kind": "round", "key": (rest[2], index), "ms": dict.fromkeys(of.plans, 9.0)})
+        on_report(
+            0, {"kind": "round", "key": (rest[2], index), "ms": dict.fromkeys(job.plans, 9.0)}
+        )
 
 
 def confirms(rng: random.Random) -> Words:
@@ -379,7 +381,7 @@ def check_programs(folder: Path) -> None:
     """Check that generated programs call ops and their own names, and nothing else."""
     for path in folder.glob("benchmark*.py"):
         tree = ast.parse(path.read_text())
-        own = {ast.unparse(of.targets[0]) for of in tree.body if isinstance(of, ast.Assign)}
+        own = {ast.unparse(s.targets[0]) for s in tree.body if isinstance(s, ast.Assign)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
@@ -393,11 +395,11 @@ def check_json(command: str, text: str) -> None:
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is no JSON")
 
-    found = json.loads(text, parse_constant=refuse)
-    assert isinstance(found, dict)
-    for step in found["steps"] if command == "trace" else ():
-        parts, whole = sum(step["breakdown"].values()), step["measured_ms"]
-        assert math.isclose(parts, whole, rel_tol=1e-6, abs_tol=1e-6), step
+    document = json.loads(text, parse_constant=refuse)
+    assert isinstance(document, dict)
+    for step in document["steps"] if command == "trace" else ():
+        parts, total = sum(step["breakdown"].values()), step["measured_ms"]
+        assert math.isclose(parts, total, rel_tol=1e-6, abs_tol=1e-6), step
 
 
 def attempt(family: Family, seed: int, folder: Path) -> tuple[int | None, str]:
@@ -420,9 +422,9 @@ def attempt(family: Family, seed: int, folder: Path) -> tuple[int | None, str]:
             return None, f"{words[0]}: {traceback.format_exc()}"
         finally:
             signal.alarm(0)
-    for of in (out, err):
-        of.flush()
-    shown = b"".join(of.buffer.getvalue() for of in (out, err))  # type: ignore[attr-defined]
+    for stream in (out, err):
+        stream.flush()
+    shown = b"".join(stream.buffer.getvalue() for stream in (out, err))  # type: ignore[attr-defined]
     right = code in ALLOWED and b"Traceback" not in shown and b"\x1b" not in shown
     return code, "" if right else f"{words[0]}: {code}: {shown[-3000:].decode(errors='replace')}"
 

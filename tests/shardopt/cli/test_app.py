@@ -116,14 +116,16 @@ PRINTING = quick_first(
 
 @pytest.mark.parametrize("words", PRINTING)
 @pytest.mark.parametrize(
-    ("stdout", "code", "said"),
+    ("stdout", "code", "message"),
     [
         ("left", 141, ""),
         ("full", 2, "No space left on device"),
         ("closed", 0, ""),
     ],
 )
-def test_a_stdout_that_takes_nothing(words: list[str], stdout: str, code: int, said: str) -> None:
+def test_a_stdout_that_takes_nothing(
+    words: list[str], stdout: str, code: int, message: str
+) -> None:
     """A reader that leaves early is told nothing, and neither is nobody; a full disk is an error,
     of one message."""
     with open("/dev/full", "w") as full:
@@ -139,8 +141,8 @@ def test_a_stdout_that_takes_nothing(words: list[str], stdout: str, code: int, s
         process.stdout = None
     shown = process.communicate(timeout=120)[1]
     assert process.returncode == code
-    assert said in shown
-    assert shown.count("shardopt: error:") == len(shown.splitlines()) == bool(said)
+    assert message in shown
+    assert shown.count("shardopt: error:") == len(shown.splitlines()) == bool(message)
 
 
 def test_a_terminal_without_our_characters_is_no_error() -> None:
@@ -194,11 +196,11 @@ def searching(model: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.
 
 def ended(process: subprocess.Popen[str], code: int, word: str) -> str:
     """Return the output of an interrupted process."""
-    shown, said = process.communicate(timeout=240)
-    assert process.returncode == code, said
-    assert said.endswith(f"shardopt: error: {word}\n")
-    assert "Traceback" not in said
-    return shown
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == code, stderr
+    assert stderr.endswith(f"shardopt: error: {word}\n")
+    assert "Traceback" not in stderr
+    return stdout
 
 
 IMPORTING = """
@@ -247,9 +249,9 @@ def test_names_cannot_steer_the_terminal(run, model: Path, tmp_path: Path) -> No
     (tmp_path / "q.json").write_text(json.dumps(plan))
     done.append(run("diff", "p.json", "q.json"))
     done.append(run("predict", model, "q.json"))
-    assert [of.code for of in done] == [0, 0, 0, 0, 2], done
-    for of in done:
-        assert not set("\x1b\x07\x9b\u202e") & set(of.out + of.err)
+    assert [run_.code for run_ in done] == [0, 0, 0, 0, 2], done
+    for run_ in done:
+        assert not set("\x1b\x07\x9b\u202e") & set(run_.out + run_.err)
     assert "\\x1b[31mother" in done[-1].err
     assert "\\x1b[31mother" in done[-2].out
     assert "\\x1b]0;owned" in done[0].out
@@ -264,13 +266,13 @@ def test_an_interrupted_search_writes_the_best_plan_so_far(
 ) -> None:
     process = searching(SEARCHING)
     process.send_signal(number)
-    made = json.loads(ended(process, code, word))
-    assert made["stopped_by"] == "interrupted"
-    assert made["lower_bound_ms"] <= made["iteration_ms"]
-    assert made["iteration_ms"] <= min(made["baselines"].values()) * (1 + 1e-9)
+    document = json.loads(ended(process, code, word))
+    assert document["stopped_by"] == "interrupted"
+    assert document["lower_bound_ms"] <= document["iteration_ms"]
+    assert document["iteration_ms"] <= min(document["baselines"].values()) * (1 + 1e-9)
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["stopped_by"] == "interrupted"
-    assert written["iteration_ms"] == pytest.approx(made["iteration_ms"])
+    assert written["iteration_ms"] == pytest.approx(document["iteration_ms"])
     assert main(["predict", str(model), str(tmp_path / "plan.json")]) == 0
 
 
@@ -294,20 +296,20 @@ def test_an_interrupt_inside_a_finalizer_is_not_lost() -> None:
         Ends()
         time.sleep(30)
 
-    seen: list[int] = []
-    with pytest.raises(KeyboardInterrupt), remember_interrupts(seen):
+    codes: list[int] = []
+    with pytest.raises(KeyboardInterrupt), remember_interrupts(codes):
         lose()
-    assert seen == [130]
+    assert codes == [130]
 
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_sigterm_ends_what_a_shell_started_in_the_background() -> None:
     """There SIGINT is ignored, and a SIGTERM that is passed on as one would be lost."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    seen: list[int] = []
-    with pytest.raises(KeyboardInterrupt), remember_interrupts(seen):
+    codes: list[int] = []
+    with pytest.raises(KeyboardInterrupt), remember_interrupts(codes):
         signal.raise_signal(signal.SIGTERM)
-    assert seen == [143]
+    assert codes == [143]
 
 
 @pytest.mark.slow
@@ -393,18 +395,20 @@ def test_a_terminal_without_width_is_80_wide(monkeypatch, capsys, model: Path) -
 
 def named_inputs() -> dict[str, str]:
     """Every input that an error of ours names -> a file that names it."""
-    found = {}
+    inputs = {}
     for package in ("predictor", "search", "shardopt"):
         for path in (ROOT / package).rglob("*.py"):
             text = path.read_text()
             tree = ast.parse(text if "Error(" in text else "")
             for error in (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)):
                 if isinstance(error, ast.Call):
-                    given = [*error.args[1:], *(k.value for k in error.keywords)]
-                    lists = (x for of in given for x in ast.walk(of) if isinstance(x, ast.Tuple))
-                    names = (name for of in lists for name in of.elts)
-                    found.update({n.value: str(path) for n in names if isinstance(n, ast.Constant)})
-    return found
+                    arguments = [*error.args[1:], *(k.value for k in error.keywords)]
+                    lists = (x for e in arguments for x in ast.walk(e) if isinstance(x, ast.Tuple))
+                    names = (name for e in lists for name in e.elts)
+                    inputs.update(
+                        {n.value: str(path) for n in names if isinstance(n, ast.Constant)}
+                    )
+    return inputs
 
 
 def test_every_input_that_an_error_names_is_an_option() -> None:
@@ -412,8 +416,8 @@ def test_every_input_that_an_error_names_is_an_option() -> None:
         own = {flag for option in command.params for flag in option.opts}
         return own.union(*(flags(sub) for sub in getattr(command, "commands", {}).values()))
 
-    known = flags(typer.main.get_command(app))
-    wrong = {n: at for n, at in named_inputs().items() if f"--{n.replace('_', '-')}" not in known}
+    options = flags(typer.main.get_command(app))
+    wrong = {n: at for n, at in named_inputs().items() if f"--{n.replace('_', '-')}" not in options}
     assert not wrong
 
 

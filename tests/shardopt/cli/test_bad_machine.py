@@ -73,7 +73,7 @@ def test_two_commands_with_one_cache_and_one_output(model: Path, tmp_path: Path)
         both = [start(*words), start(*words)]
         shown = [process.communicate(timeout=120) for process in both]
         assert [process.returncode for process in both] == [0, 0], shown
-        times = {json.loads(said)["iteration_ms"] for said, _ in shown}
+        times = {json.loads(stdout)["iteration_ms"] for stdout, _ in shown}
         assert {json.loads(out.read_text())["iteration_ms"]} == times
     assert not list(tmp_path.glob(".*"))
     assert main(["predict", str(model), str(out), "--quiet"]) == 0
@@ -103,11 +103,11 @@ def test_a_calibration_that_is_killed_goes_on(tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     killed = subprocess.run([sys.executable, "-c", KILLED, str(rows)], check=False, timeout=300)
     assert killed.returncode == -signal.SIGKILL
-    kept = rows.read_text().splitlines()
+    lines = rows.read_text().splitlines()
 
     file = run.measure(points.CalibrationSettings("gloo", 2, points.TINY, rows), lambda text: None)
-    assert rows.read_text().splitlines()[: len(kept)] == kept
-    assert len(file.rows) > len(kept)
+    assert rows.read_text().splitlines()[: len(lines)] == lines
+    assert len(file.rows) > len(lines)
 
 
 KILLED_BEFORE = """

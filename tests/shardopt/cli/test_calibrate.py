@@ -14,21 +14,21 @@ from shardopt.calibrate.points import TINY, CalibrationSettings
 from shardopt.cli.app import main
 
 
-def check(backend: str, ranks: int, **others: object) -> None:
-    asked = CalibrationSettings(backend, ranks, TINY, Path("rows.csv"), **others)
-    run.check_calibration(asked)
+def check(backend: str, ranks: int, **fields: object) -> None:
+    settings = CalibrationSettings(backend, ranks, TINY, Path("rows.csv"), **fields)
+    run.check_calibration(settings)
 
 
 def test_ranks_that_make_no_sense() -> None:
     torch = pytest.importorskip("torch")
     gpus = torch.cuda.device_count()
-    for backend, ranks, only, said in (
+    for backend, ranks, only, message in (
         ("gloo", 1, None, "at least 2"),
         ("gloo", 1, Group.HOST, "at least 2"),
         ("nccl", 1, Group.COLLECTIVES, "at least 2"),
         ("nccl", gpus + 2, None, "gloo"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             check(backend, ranks, only=only)
     for only in {None, *Group} - {Group.COLLECTIVES} if not gpus else ():
         # one rank is enough for all of a GPU but its collectives
@@ -87,9 +87,9 @@ def test_the_host_alone_is_measured_and_written_over_the_base(
     pytest.importorskip("fbgemm_gpu")
     path = tmp_path / "p.yaml"
     assert main(["calibrate", "--only", "host", "-o", str(path), "--quiet", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["errors"]) == {"host"}
-    mine, base = load_hardware(str(path)), load_hardware("cpu-gloo")
-    assert mine.overheads.provenance.kind == "measured"
-    assert mine.overheads.iteration_us > 0
-    assert mine.embedding == base.embedding
+    document = json.loads(capsys.readouterr().out)
+    assert set(document["errors"]) == {"host"}
+    calibrated, base = load_hardware(str(path)), load_hardware("cpu-gloo")
+    assert calibrated.overheads.provenance.kind == "measured"
+    assert calibrated.overheads.iteration_us > 0
+    assert calibrated.embedding == base.embedding

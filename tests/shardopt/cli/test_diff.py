@@ -25,8 +25,8 @@ def test_hardware_shows_sources_and_errors(run, as_json) -> None:
     data = as_json("hardware", "h100-sxm")
     assert data["memory"]["provenance"]["source"]
     assert data["memory"]["provenance"]["error"] is None
-    known = data["known_error"][0]
-    assert (known["suite"], known["runtime"]) == ("mlperf-dlrm", "HugeCTR")
+    error = data["known_error"][0]
+    assert (error["suite"], error["runtime"]) == ("mlperf-dlrm", "HugeCTR")
     shown = " ".join(run("hardware", "h100-sxm").out.split())
     for words in ("collectives.inter", "hbm_gb_s", "1 sigma", "Known error: not validated"):
         assert words in shown

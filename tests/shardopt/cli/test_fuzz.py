@@ -53,7 +53,7 @@ def test_many_inputs(family: str, first: int, count: int, tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["wrong"] == []
-    assert sum(found["codes"].values()) == count
-    assert found["most_bytes"] < MOST_BYTES
+    summary = json.loads(done.stdout)
+    assert summary["wrong"] == []
+    assert sum(summary["codes"].values()) == count
+    assert summary["most_bytes"] < MOST_BYTES

@@ -94,10 +94,10 @@ def setting() -> Setting:
     )
     workload = Workload("small", 512, tables, DenseArch(13, (64,), (64, 1)))
     installed = Topology.uniform(2, hbm_bytes=80 * GIB, ddr_bytes=256 * GIB)
-    left = Topology.uniform(2, hbm_bytes=64 * GIB, ddr_bytes=256 * GIB)
+    usable = Topology.uniform(2, hbm_bytes=64 * GIB, ddr_bytes=256 * GIB)
     note = "hardware is h100-sxm, the default; --hardware chooses another profile"
     profile = load_hardware("h100-sxm")
-    return Setting(workload, left, installed, profile, "h100-sxm", "default", (note,))
+    return Setting(workload, usable, installed, profile, "h100-sxm", "default", (note,))
 
 
 def an_answer(plan_data: dict[str, Any], bound_ms: float = 9.5) -> Answer:
@@ -118,16 +118,16 @@ def advised(plan: ShardingPlan) -> Advised:
     case = setting().case()
 
     def step(name: str, target: str | None, value: str | bool, how: str) -> Step:
-        return Step(name, target, value, lambda given: given, (), how)
+        return Step(name, target, value, lambda case: case, (), how)
 
-    one = step("index_dedup", "items", True, "use_index_dedup=True of the sharder")
-    two = step("qcomm", None, "bf16", "codecs of the sharders")
+    dedup = step("index_dedup", "items", True, "use_index_dedup=True of the sharder")
+    second = step("qcomm", None, "bf16", "codecs of the sharders")
     return Advised(
         (
-            Advice((one,), case, plan, 7.2, 0.28, ("0.3 GiB more on the fullest rank",), True),
-            Advice((two,), case, plan, 8.4, 0.16, ("changes numerics",), False),
+            Advice((dedup,), case, plan, 7.2, 0.28, ("0.3 GiB more on the fullest rank",), True),
+            Advice((second,), case, plan, 8.4, 0.16, ("changes numerics",), False),
         ),
-        Advice((one, two), case, plan, 6.1, 0.39, ("changes numerics",), False),
+        Advice((dedup, second), case, plan, 6.1, 0.39, ("changes numerics",), False),
         (OtherMachine("gpus", 4, 11.0, 0.45, 1.1), OtherMachine("network", 2.0, 9.5, 0.05, 0.95)),
         23,
     )
@@ -146,9 +146,9 @@ def test_plan(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
     golden(f"plan_{width}.txt", drawn(width, report(an_answer(plan_data).document(), END)))
 
 
-def said(made: Answer) -> str:
+def said(answer: Answer) -> str:
     """The report, in one line."""
-    return " ".join(drawn(100, report(made.document(), END)).split())
+    return " ".join(drawn(100, report(answer.document(), END)).split())
 
 
 def test_what_is_proved(plan_data: dict[str, Any]) -> None:
@@ -159,41 +159,43 @@ def test_what_is_proved(plan_data: dict[str, Any]) -> None:
 
 
 def test_what_plan_1_gains(plan_data: dict[str, Any]) -> None:
-    made = an_answer(plan_data)
+    answer = an_answer(plan_data)
     sure = ExpectedGain("torchrec default", 0.12, (0.0996, 0.14), 0.13, 128)
-    assert said(replace(made, gain=sure)).startswith("Use plan 1: it gains 12 % (+10.0 to +14.0)")
+    assert said(replace(answer, gain=sure)).startswith("Use plan 1: it gains 12 % (+10.0 to +14.0)")
     unsure = ExpectedGain("torchrec default", 0.12, (-0.0996, 0.34), 0.13, 128)
-    assert said(replace(made, gain=unsure)).startswith("Plan 1 may gain 12 % (-10.0 to +34.0)")
+    assert said(replace(answer, gain=unsure)).startswith("Plan 1 may gain 12 % (-10.0 to +34.0)")
     none = ExpectedGain("torchrec default", 0.02, (-0.0996, 0.14), 0.004, 128)
-    assert said(replace(made, gain=none)).startswith("Keep TorchRec's plan")
+    assert said(replace(answer, gain=none)).startswith("Keep TorchRec's plan")
     worse = ExpectedGain("torchrec default", -0.02, (-0.0996, 0.14), 0.03, 128)
-    assert said(replace(made, gain=worse)).startswith("Plan 1 gains 3.0 %")
-    alone = said(replace(made, gain=None))
+    assert said(replace(answer, gain=worse)).startswith("Plan 1 gains 3.0 %")
+    alone = said(replace(answer, gain=None))
     assert alone.startswith("Use plan 1")
     assert "TorchRec's plan" not in alone
-    fastest = replace(made.result.best, iteration_ms=made.result.best.iteration_ms / 1.003)
-    result = replace(made.result, fastest=fastest)
-    assert "predicted to be 0.3 % faster" in said(replace(made, result=result))
+    fastest = replace(answer.result.best, iteration_ms=answer.result.best.iteration_ms / 1.003)
+    result = replace(answer.result, fastest=fastest)
+    assert "predicted to be 0.3 % faster" in said(replace(answer, result=result))
 
 
 def test_quiet_plan_is_one_short_line_and_a_regret(plan_data: dict[str, Any]) -> None:
-    made = an_answer(plan_data)
-    (text,) = drawn(160, headline(made.document())).splitlines()
+    answer = an_answer(plan_data)
+    (text,) = drawn(160, headline(answer.document())).splitlines()
     assert text.startswith("10.00 ms per iteration, at most 5.3 % from optimal; 1 TW, 1 CW")
     times = ScenarioTimes("windy", 1.0, 10.4, 10.0, 9.9)
-    result = replace(made.result, aim="regret", scenarios=(times,))
-    assert "4.0 %" in drawn(160, headline(replace(made, result=result).document())).splitlines()[1]
+    result = replace(answer.result, aim="regret", scenarios=(times,))
+    assert (
+        "4.0 %" in drawn(160, headline(replace(answer, result=result).document())).splitlines()[1]
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_predict(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
     plan = plan_from_dict(plan_data, where="plan")
-    given = [
+    plans = [
         GivenPlan.of(plan, prediction(1.25), plan="slow.json"),
         GivenPlan.of(plan, prediction(), plan="fast.json"),
         GivenPlan.of(plan, prediction(1.125, used_gib=65.5), plan="large.json"),
     ]
-    golden(f"predict_{width}.txt", drawn(width, predictions(given)))
+    golden(f"predict_{width}.txt", drawn(width, predictions(plans)))
 
 
 def test_a_doubt_is_printed_once_and_names_its_plans_unless_all_share_it(
@@ -201,13 +203,13 @@ def test_a_doubt_is_printed_once_and_names_its_plans_unless_all_share_it(
 ) -> None:
     plan = plan_from_dict(plan_data, where="plan")
     ops = [{"shared": 2}, {"shared": 2}, {"shared": 2, "alone": 1}]
-    given = [
+    plans = [
         GivenPlan.of(plan, replace(prediction(), dense_ops_by_bytes=calls), plan=f"{name}.json")
         for name, calls in zip("abc", ops, strict=True)
     ]
-    for several, doubts in ((given[:2], 1), (given, 2)):
+    for several, doubts in ((plans[:2], 1), (plans, 2)):
         shown = predictions(several)
-        texts = [one.text for one in shown if isinstance(one, Line) and "shared" in one.text]
+        texts = [line.text for line in shown if isinstance(line, Line) and "shared" in line.text]
         assert len(texts) == doubts
         assert sum("a.json, b.json" in text for text in texts) == doubts - 1
         assert sum("c.json" in text for text in texts) == doubts - 1
@@ -226,25 +228,25 @@ def explanation(
         WhatIf("skew", "all ids equally likely", 12.5, 2.5),
         WhatIf("limit", "no host overhead (such as CUDA graphs)", 10.0, 0.0),
     ]
-    other = GivenPlan.of(plan, prediction(1.25, ranks=ranks), plan="other.json")
-    given = GivenPlan.of(plan, prediction(ranks=ranks), plan="plan.json")
+    baseline = GivenPlan.of(plan, prediction(1.25, ranks=ranks), plan="other.json")
+    explained = GivenPlan.of(plan, prediction(ranks=ranks), plan="plan.json")
     changes = Changes(512, () if alone else (change,))
     keys = {
         "setting": setting(),
         "lower_bound_ms": None,
-        "critical_path": path_keys(given.prediction.critical_path),
+        "critical_path": path_keys(explained.prediction.critical_path),
         "host_work": {},
         "waits": [] if alone else [wait],
         "changes": changes_keys(plan, changes),
         "memory_notes": [],
         "sensitivity": what_if,
         "deciding": [],
-        "others": [] if alone else [other],
+        "others": [] if alone else [baseline],
         "table_times": {},
         "critical_groups": frozenset(),
     }
     return ExplainAnswer.model_validate(
-        {**vars(given), **setting().facts(), **advice_keys(None), **keys}
+        {**vars(explained), **setting().facts(), **advice_keys(None), **keys}
     )
 
 

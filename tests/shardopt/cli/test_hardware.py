@@ -30,9 +30,9 @@ def test_the_file_is_a_cluster_file(run, topology: Path, tmp_path: Path) -> None
     done = run("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts", "-o", "c.yaml")
     assert (done.code, done.out) == (0, "")
     assert "wrote c.yaml" in done.err
-    found = load_cluster(tmp_path / "c.yaml")
-    assert (found.hosts, found.ranks_per_host, found.nvlink_domain) == (2, 1, 1)
-    assert found.hardware == "a100-80gb"
+    cluster = load_cluster(tmp_path / "c.yaml")
+    assert (cluster.hosts, cluster.ranks_per_host, cluster.nvlink_domain) == (2, 1, 1)
+    assert cluster.hardware == "a100-80gb"
 
 
 def test_it_is_printed_where_no_file_is_named(run, topology: Path) -> None:

@@ -48,9 +48,9 @@ def csv_model(folder: Path) -> str:
 
 def stats_file(folder: Path) -> bytes:
     (folder / "data.tsv").write_bytes(b"\t".join([b"1"] * 14 + [b"a"] * 26) + b"\n")
-    made = folder / "made.npz"
-    assert main(["stats", str(folder / "data.tsv"), "-o", str(made), "--quiet"]) == 0
-    return made.read_bytes()
+    path = folder / "made.npz"
+    assert main(["stats", str(folder / "data.tsv"), "-o", str(path), "--quiet"]) == 0
+    return path.read_bytes()
 
 
 def distribution_model(folder: Path) -> bytes:

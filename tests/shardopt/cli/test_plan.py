@@ -179,9 +179,9 @@ dense: {in_features: 4, bottom_mlp: [8], interaction: concat, top_mlp: [8, 1]}
 
 @pytest.mark.usefixtures("advice")
 def test_advice_that_is_applied_takes_as_long_as_foretold(as_json, refused, tmp_path: Path) -> None:
-    given, applied, plan = (tmp_path / name for name in ("m.yaml", "new.yaml", "plan.json"))
-    given.write_text(COMMENTED)
-    data = as_json("plan", given, *QUICK, "--apply", applied, "-o", plan)
+    source, applied, plan = (tmp_path / name for name in ("m.yaml", "new.yaml", "plan.json"))
+    source.write_text(COMMENTED)
+    data = as_json("plan", source, *QUICK, "--apply", applied, "-o", plan)
     advice = data["advice"]
     assert advice[0].keys() >= {"name", "target", "value", "iteration_ms", "gain", "costs"}
     assert [a["gain"] for a in advice] == sorted((a["gain"] for a in advice), reverse=True)
@@ -189,8 +189,8 @@ def test_advice_that_is_applied_takes_as_long_as_foretold(as_json, refused, tmp_
     assert predicted["predictions"][0]["iteration_ms"] == pytest.approx(advice[0]["iteration_ms"])
     text = applied.read_text()
     assert all(comment in text for comment in ("# ours", "# the histories", "# long"))
-    refused("plan", given, *QUICK, "--apply", applied, "--advice", "99", says="99")
-    refused("plan", given, *QUICK, "--advice", "1", says="--apply")
+    refused("plan", source, *QUICK, "--apply", applied, "--advice", "99", says="99")
+    refused("plan", source, *QUICK, "--advice", "1", says="--apply")
 
 
 @pytest.mark.usefixtures("advice")
@@ -201,7 +201,7 @@ def test_advice_alone_prices_every_setting_and_writes_the_model(
     alone = as_json(*flags, "--apply", tmp_path / "changed.yaml")
     assert alone["advice_considered"]["tried"] > 5
     assert {"name", "why"} == {
-        key for one in alone["advice_considered"]["not_tried"] for key in one
+        key for skipped in alone["advice_considered"]["not_tried"] for key in skipped
     }
     first = alone["advice"][0]
     assert first["gain"] > 0
@@ -222,7 +222,7 @@ def test_constraints_have_a_price(as_json, run, model: Path) -> None:
     assert relaxed["iteration_ms"] < bound["iteration_ms"]
     assert relaxed["plan"]["tables"].keys() == bound["plans"][0]["tables"].keys()
     assert bound["constraint_costs"]
-    for one in bound["constraint_costs"]:
-        assert one.keys() == {"table", "constraint", "iteration_ms_without", "gain"}
+    for cost in bound["constraint_costs"]:
+        assert cost.keys() == {"table", "constraint", "iteration_ms_without", "gain"}
     brief = run("plan", model, "--gpus", 2, *QUICK, "--quiet").out
     assert f"{relaxed['iteration_ms']:.4g} ms" in brief

@@ -46,8 +46,8 @@ def test_several_plans_best_first(
     # the same operations, but rank 0 does nearly all of the lookups
     plan_data["tables"]["items"]["shards"][1]["rank"] = 0
     write(tmp_path / "heavy.json", plan_data)
-    found = as_json("predict", model, "heavy.json", plan)
-    names = [item["plan"] for item in found["predictions"]]
+    document = as_json("predict", model, "heavy.json", plan)
+    names = [item["plan"] for item in document["predictions"]]
     assert names == ["heavy.json", str(plan)], "in the order given"
     shown = run("predict", model, "heavy.json", "given.json").out
     assert shown.index("given.json") < shown.index("heavy.json"), "best first"
@@ -80,13 +80,13 @@ def test_a_plan_that_does_not_fit_is_predicted_and_said(run, as_json, model, pla
     assert done.code == 0
     # the console wraps where the plan's path ends
     assert "does not fit: rank" in " ".join(done.out.split())
-    (found,) = as_json("predict", model, plan, *tight)["predictions"]
-    assert not all(rank["fits"] for rank in found["memory"])
+    (prediction,) = as_json("predict", model, plan, *tight)["predictions"]
+    assert not all(rank["fits"] for rank in prediction["memory"])
 
 
 def test_plans_for_different_machines_are_not_compared(
     run, refused, model: Path, plan: Path, tmp_path: Path, plan_data: dict[str, Any]
 ) -> None:
-    other = write(tmp_path / "p.json", plan_data, hardware="b200")
-    refused("predict", model, plan, other, says="flags: --hardware")
-    assert run("predict", model, plan, other, "--hardware", "b200").code == 0
+    of_b200 = write(tmp_path / "p.json", plan_data, hardware="b200")
+    refused("predict", model, plan, of_b200, says="flags: --hardware")
+    assert run("predict", model, plan, of_b200, "--hardware", "b200").code == 0

@@ -26,9 +26,9 @@ def test_the_second_call_prints_the_same(
 
 def test_a_plan_file_is_made_again(run, refused, model: Path, tmp_path: Path) -> None:
     run("plan", model, *QUICK, "-o", "plan.json")
-    made = json.loads((tmp_path / "plan.json").read_text())["made_by"]
-    assert made["settings"] == {"model": str(model), "gpus": 2, "effort": 0.005}
-    assert set(made["inputs"]) == {"model", "hardware", "ranks"}
+    made_by = json.loads((tmp_path / "plan.json").read_text())["made_by"]
+    assert made_by["settings"] == {"model": str(model), "gpus": 2, "effort": 0.005}
+    assert set(made_by["inputs"]) == {"model", "hardware", "ranks"}
     done = run("plan", "--replay", "plan.json")
     assert (done.code, done.out) == (0, "plan.json: made again, byte for byte\n"), done.err
     moved = model.rename(tmp_path / "moved.yaml")
@@ -67,6 +67,6 @@ def test_a_plan_file_that_names_a_fifo_is_not_waited_for(refused, tmp_path, plan
     os.mkfifo(tmp_path / "fifo")
     for name in ("model", "cluster", "hardware", "scenarios", "stats", "from"):
         settings = {"model": "m.yaml", "gpus": 2, name: "./fifo"}
-        made = {**plan_data, "made_by": {"settings": settings}}
-        (tmp_path / "plan.json").write_text(json.dumps(made))
+        document = {**plan_data, "made_by": {"settings": settings}}
+        (tmp_path / "plan.json").write_text(json.dumps(document))
         refused("plan", "--replay", "plan.json", says="fifo")

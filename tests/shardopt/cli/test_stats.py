@@ -138,11 +138,13 @@ def test_a_file_for_each_day_and_how_the_features_move(run, days: Path, tmp_path
 
 
 def test_windows_as_json(as_json, days: Path) -> None:
-    found = as_json("stats", days, "--window", "when=1d")
-    assert [window["name"] for window in found["windows"]] == [f"1970-01-0{d}" for d in (1, 2, 3)]
-    assert all(window["file"] is None for window in found["windows"])
-    assert sum(window["features"][0]["samples"] for window in found["windows"]) == 3000
-    (drift,) = found["drift"]
+    document = as_json("stats", days, "--window", "when=1d")
+    assert [window["name"] for window in document["windows"]] == [
+        f"1970-01-0{d}" for d in (1, 2, 3)
+    ]
+    assert all(window["file"] is None for window in document["windows"])
+    assert sum(window["features"][0]["samples"] for window in document["windows"]) == 3000
+    (drift,) = document["drift"]
     assert (drift["feature"], drift["windows"], drift["pooling_factors"]) == ("user", 3, [1, 1, 1])
     assert len(drift["hot_kept"]) == 2
 
@@ -158,7 +160,7 @@ def test_days_of_a_drifting_stream_are_planned_for(as_json, model: Path, tmp_pat
     assert max(drift["hot_kept"]) == 0
     files = [f"day.1970-01-0{day}.npz" for day in (1, 2, 3)]
     how = ("--objective", "regret", "--scenarios", "none", "--effort", 0.005)
-    found = as_json("plan", model, "--gpus", 2, "--stats", ",".join(files), *how)
-    assert found["objective"] == "regret"
-    assert [one["name"] + ".npz" for one in found["scenarios"]] == files
-    assert 0 <= found["worst_regret"] <= found["proved_regret"]
+    document = as_json("plan", model, "--gpus", 2, "--stats", ",".join(files), *how)
+    assert document["objective"] == "regret"
+    assert [scenario["name"] + ".npz" for scenario in document["scenarios"]] == files
+    assert 0 <= document["worst_regret"] <= document["proved_regret"]

@@ -23,34 +23,34 @@ KNOBS = ("--tune", "batch_size=8192/32768,pipeline=base/sparse_dist")
 
 
 def test_json_keeps_the_contract_and_adds_the_tuning(as_json, model: Path) -> None:
-    found = as_json("plan", model, *QUICK, *KNOBS, "-o", "p.json")
-    assert found.keys() >= CONTRACT
-    tuned = found["tune"]
+    document = as_json("plan", model, *QUICK, *KNOBS, "-o", "p.json")
+    assert document.keys() >= CONTRACT
+    tuned = document["tune"]
     assert [t["number"] for t in tuned["trials"]] == [0, 1]
     assert tuned["trials"][0]["setting"] == {"batch_size": 32768, "pipeline": "base"}
     assert tuned["front"] == [tuned["best"]]
     best = tuned["best"]
-    assert best["iteration_ms"] == pytest.approx(found["iteration_ms"], rel=1e-9)
-    assert found["batch_size"] == best["setting"]["batch_size"]
-    per_thousand = 1000 * found["iteration_ms"] / (2 * found["batch_size"])
+    assert best["iteration_ms"] == pytest.approx(document["iteration_ms"], rel=1e-9)
+    assert document["batch_size"] == best["setting"]["batch_size"]
+    per_thousand = 1000 * document["iteration_ms"] / (2 * document["batch_size"])
     assert best["objectives"] == {"time": pytest.approx(per_thousand)}
     searched = [t["objectives"]["time"] for t in tuned["trials"] if t["objectives"]]
     assert per_thousand <= min(searched) * (1 + 1e-9)
     written = load_plan("p.json")
-    assert written.meta["batch_size"] == found["batch_size"]
+    assert written.meta["batch_size"] == document["batch_size"]
     assert written.meta["tuned"] == best["setting"]
 
 
 def test_predict_agrees_with_the_plan_that_was_written(as_json, model: Path) -> None:
     """Once the model file has the best setting."""
     knobs = ("--tune", "batch_size=65536,pipeline=sparse_dist,qcomm=bf16,bucket=5")
-    found = as_json("plan", model, *QUICK, *knobs, "-o", "p.json")
+    document = as_json("plan", model, *QUICK, *knobs, "-o", "p.json")
     changed = "batch_size: 65536\ntrain_pipeline: sparse_dist\n"
     changed += "qcomm: {forward: bf16, backward: bf16}"
     text = model.read_text().replace("batch_size: 32768", changed)
     model.write_text(text.replace("dense:\n", "dense:\n  bucket_cap_mb: 5\n"))
     predicted = as_json("predict", model, "p.json")["predictions"][0]["iteration_ms"]
-    assert predicted == pytest.approx(found["iteration_ms"], rel=1e-9)
+    assert predicted == pytest.approx(document["iteration_ms"], rel=1e-9)
 
 
 @pytest.mark.slow
@@ -59,20 +59,20 @@ def test_one_command_after_another_shares_a_study(run, refused, model: Path) -> 
     first, again = run(*words), run(*words)
     assert (first.code, again.code) == (0, 0), first.err + again.err
     assert "shardopt-small-" in again.err
-    one, two = (json.loads(done.out)["tune"] for done in (first, again))
-    assert one["trials"] == two["trials"]
-    refused(*words, "--study", one["study"], "--seed", 1, says="seed")
+    first_tuning, second_tuning = (json.loads(done.out)["tune"] for done in (first, again))
+    assert first_tuning["trials"] == second_tuning["trials"]
+    refused(*words, "--study", first_tuning["study"], "--seed", 1, says="seed")
 
 
 def test_interrupted(run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, count = tune.try_setting, 0
 
-    def interrupted(*given: object) -> object:
+    def interrupted(*arguments: object) -> object:
         nonlocal count
         count += 1
         if count == 2:
             raise KeyboardInterrupt
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(tune, "try_setting", interrupted)
     done = run("plan", model, *QUICK, *KNOBS, "-o", "p.json")
@@ -106,15 +106,15 @@ def test_the_time_that_is_left_goes_by_the_pace_so_far() -> None:
 )
 def test_values(text: str, values: tuple[Any, ...]) -> None:
     name = text.partition("=")[0]
-    found = read_knobs(text)
-    assert found == {name: values}
-    assert [type(v) for v in found[name] or ()] == [ALL_KNOBS[name][0].kind] * len(values)
+    knobs = read_knobs(text)
+    assert knobs == {name: values}
+    assert [type(v) for v in knobs[name] or ()] == [ALL_KNOBS[name][0].kind] * len(values)
 
 
 def test_several_knobs_and_their_defaults() -> None:
-    found = read_knobs("batch_size=64:128, qcomm ,pipeline=base/sparse_dist")
-    given = {"batch_size": (64, 128), "qcomm": None, "pipeline": ("base", "sparse_dist")}
-    assert found == given
+    knobs = read_knobs("batch_size=64:128, qcomm ,pipeline=base/sparse_dist")
+    expected = {"batch_size": (64, 128), "qcomm": None, "pipeline": ("base", "sparse_dist")}
+    assert knobs == expected
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ pytest.importorskip("torch")
 
 
 def test_generate_and_replay(as_json, traces: Path, tmp_path: Path) -> None:
-    made = as_json("bench", "generate", traces, "-o", tmp_path / "b")
-    assert (made["ranks"], made["ops_left_out"]) == (1, 0)
+    generated = as_json("bench", "generate", traces, "-o", tmp_path / "b")
+    assert (generated["ranks"], generated["ops_left_out"]) == (1, 0)
     result = as_json("bench", "replay", tmp_path / "b", "--iterations", 2, "--device", "cpu")
-    assert result["ops_total"] == result["ops_replayed"] == made["ops_total"]
+    assert result["ops_total"] == result["ops_replayed"] == generated["ops_total"]
     assert result["coverage"] == 1.0
     assert result["median_ms"] > 0
     assert len(result["samples_ms"]) == 2
@@ -23,9 +23,9 @@ def test_generate_and_replay(as_json, traces: Path, tmp_path: Path) -> None:
 def test_scaled_benchmarks_run(as_json, traces: Path, tmp_path: Path) -> None:
     """A job whose sizes do not grow is its own double."""
     words = ("--scale", "batch=3", "--doubled", traces)
-    made = as_json("bench", "generate", traces, "-o", tmp_path / "b", *words)
+    generated = as_json("bench", "generate", traces, "-o", tmp_path / "b", *words)
     result = as_json("bench", "replay", tmp_path / "b", "--iterations", 2, "--device", "cpu")
-    assert result["ops_replayed"] == made["ops_total"]
+    assert result["ops_replayed"] == generated["ops_total"]
     assert result["coverage_by"] == "count"
 
 

@@ -36,8 +36,8 @@ def test_a_profile_of_another_machine_and_runtime_is_told_in_a_line_each(
     done = run("bench", "run", "model.yaml", "plan.json", *ranks, "-o", "rows")
     assert done.code == 0, done.err
     lines = done.err.splitlines()
-    for said in ("was measured on", "tuned runtime", "calibration is usable"):
-        assert sum(said in line for line in lines) == 1, (said, lines)
+    for words in ("was measured on", "tuned runtime", "calibration is usable"):
+        assert sum(words in line for line in lines) == 1, (words, lines)
 
 
 def test_a_model_of_replica_groups_is_not_run(run, refused, tmp_path: Path) -> None:
