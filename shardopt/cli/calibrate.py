@@ -155,9 +155,7 @@ def _write(
     points = [point for points in run.points_of(settings) for point in points]
     absent = len(missing(measured.rows, points))
     if absent:
-        say(
-            f"{absent} of {len(points)} points are not measured yet; the same command continues"
-        )
+        say(f"{absent} of {len(points)} points are not measured yet; the same command continues")
     profile = build_profile(
         measured.rows,
         measured.origin,
