@@ -64,7 +64,7 @@ class Answer:
         move: price of the move from the plan in use to the best plan; None without a plan in use.
         gain: expected gain of the best plan over TorchRec's; None if TorchRec's planner has none.
         stakes: how much the choice of a plan matters; None if too little was compared.
-        advised: advice on changes beside the plan; None if not requested, or without time.
+        advised: advice on changes besides the plan; None if not requested, or without time.
         constraint_costs: cost of the model's constraints; None if they cost nothing, or if not
             requested.
         deciding: constants whose stated error could make another plan the fastest.
@@ -121,8 +121,8 @@ class Answer:
             return f"Plan 1 may gain {words} over TorchRec's plan: only a measurement tells."
         if gain.verdict == "measure":
             return (
-                f"Plan 1 gains {percent(gain.nominal)} over TorchRec's plan if every cost is as "
-                f"predicted, and {words} under their errors: only a measurement tells."
+                f"Plan 1 is predicted to gain {percent(gain.nominal)} over TorchRec's plan, but "
+                f"{words} on average over the errors of all costs: only a measurement tells."
             )
         return (
             f"Keep TorchRec's plan: the best other plan gains {words}, and a gain counts when its "
@@ -360,13 +360,13 @@ def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
 
 
 def followed_up(answer: Answer, stop: Stop) -> Answer:
-    """Add the cost of constraints, and advice on changes beside the plan, as far as there is
+    """Add the cost of constraints, and advice on changes besides the plan, as far as there is
     time."""
     return with_advice(with_constraint_costs(answer, stop), stop)
 
 
 def with_advice(answer: Answer, stop: Stop, effort: float | None = None) -> Answer:
-    """Add advice on changes beside the plan to an answer, if there is time left.
+    """Add advice on changes besides the plan to an answer, if there is time left.
 
     Args:
         effort: effort of planning again for the best changes; None for that of the search.
