@@ -108,7 +108,8 @@ def confirm(
         try:
             if not all(sessions.talk.gather(bool(batches))):
                 raise InputError(
-                    "the data loader of a rank gives no batch; give one that can be iterated anew"
+                    "the data loader of a rank yields no batch; give a loader that can be iterated "
+                    "more than once"
                 )
             race = Race()
             # TorchRec's plans of modules all count as equal

@@ -192,7 +192,7 @@ class Planning:
             return [], 0.0
         placed, rating = self.torchrec.place(left, free_topology)
         logger.warning(
-            "left to TorchRec's own estimate (%.3g ms, not validated, and not in the predicted "
+            "planned by TorchRec's own estimate (%.3g ms, not validated, and not in the predicted "
             "time): %s",
             rating,
             describe_reasons(reasons),
@@ -223,8 +223,8 @@ class Planning:
                 kind = PlannerErrorType.PARTITION
                 raise PlannerError(error_type=kind, message=str(error)) from error
             logger.warning(
-                "shardopt's count of memory and that of the storage estimator differ; the plan is "
-                "one that the estimator accepts (strict=True refuses it): %s",
+                "shardopt's count of memory and that of the storage estimator differ; the plan "
+                "fits by the estimator only (strict=True refuses it): %s",
                 error,
             )
             too_little = isinstance(error, InfeasibleError)
@@ -342,8 +342,8 @@ class Planning:
         return replace(problem.topology, installed_bytes=installed, limit_bytes=installed)
 
     def constraint_costs(self, last_search: LastSearch) -> ConstraintCosts | None:
-        """Price the user's constraints; None where no time is left, and where the options without
-        them are up to an enumerator of the user's own."""
+        """Price the user's constraints; None if no time is left, or if the user's own enumerator
+        class decides which options there are without them."""
         remaining_s = self.stop.remaining_s
         custom = type(self.enumerator) is not EmbeddingEnumerator
         if last_search.result is None or remaining_s <= 0 or custom:
