@@ -191,8 +191,8 @@ def tell_widths(placed: Sequence[ShardingOption]) -> None:
     names = [f"'{o.name}' (embedding_dim {o.tensor.shape[1]})" for o in placed if not _runs(o, "")]
     if names:
         logger.warning(
-            "TorchRec plans these tables, but FBGEMM will refuse to shard them, because its fused "
-            "kernels need a multiple of %d columns: %s; pad embedding_dim, or allow "
+            "TorchRec plans these tables, but FBGEMM refuses them when they are sharded, because "
+            "its fused kernels need a multiple of %d columns: %s; pad embedding_dim, or allow "
             "data_parallel",
             FUSED_WIDTH,
             listed(names),

@@ -444,7 +444,7 @@ def test_a_topology_of_other_ranks_than_the_group_is_told(
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: ranks)
     check_ranks(4)
-    assert (f"topology has 4 ranks, but the process group {ranks}" in caplog.text) == told
+    assert (f"topology has 4 ranks, but the process group has {ranks}" in caplog.text) == told
 
 
 def test_plans_of_a_sharding_group_are_not_confirmed_on_all_ranks(

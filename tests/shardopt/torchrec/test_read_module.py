@@ -273,7 +273,7 @@ def test_a_module_that_cannot_be_captured_counts_its_linear_layers_and_says_so(
 
     dense = workload_of(Undecided()).dense
     assert dense.linears == ((128, 32), (32, 1))
-    assert "2 linear layers are counted, each once a sample, because" in caplog.text
+    assert "2 linear layers are counted, each once per sample, because" in caplog.text
     assert "op aten._local_scalar_dense" in caplog.text
     assert "if sparse.sum() > 0" in caplog.text
 
