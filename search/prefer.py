@@ -40,10 +40,10 @@ TOLERANCE, MOST_TOLERANCE = SearchParams.least_tie, SearchParams.most_tie
 """Smallest and largest tolerance of a tie, as a fraction; a gain must also exceed the first."""
 NO_TIME = 1e-6
 """Factor on the host's times after which only the time of the devices counts."""
-LESS = (0.0, 0.25, 0.5, 0.75)
+MEMORY_TARGETS = (0.0, 0.25, 0.5, 0.75)
 """Memory targets for the fullest GPU, in the order in which annealing tries them: 0 is the least
 that the tables can take, 1 is the memory of the leanest known plan."""
-SOUGHT = 0.25
+SEARCH_TOLERANCE = 0.25
 """Fraction of the tolerance that a search for leaner or simpler plans may use: annealing would
 spend all of it to save little memory."""
 STARTS = 3
@@ -280,13 +280,15 @@ class Ties:
         least_bytes = sum(min(sum(o.bytes_of[rules.kind]) for o in table) for table in options)
         ranks = self.objective.problem.topology.world_size
         least, most = least_bytes / ranks / rules.most_bytes, rules.fullest(start)
-        for part in LESS:
+        for part in MEMORY_TARGETS:
             share = least + part * (most - least) + rules.apart["memory"] / 2
             if share > most - rules.apart["memory"] or ended():
                 return  # so small a difference decides nothing
             reached = self._anneal(rules.within(share), start, options, moves, ended)
-            if self._add(reached, SOUGHT):
-                self._add(self._anneal(self._lean(), reached[0], options, moves, ended), SOUGHT)
+            if self._add(reached, SEARCH_TOLERANCE):
+                self._add(
+                    self._anneal(self._lean(), reached[0], options, moves, ended), SEARCH_TOLERANCE
+                )
                 return
 
     def _with_fewer_types(self, moves: int, ended: Callable[..., bool]) -> None:
@@ -302,7 +304,7 @@ class Ties:
             start = merged[int(self.rate(merged).argmin())]
             left = {option.exchange for option, _ in start}
             fewer = [[o for o in table if o.exchange in left] for table in options]
-            self._add(self._anneal(self._lean(), start, fewer, moves, ended), SOUGHT)
+            self._add(self._anneal(self._lean(), start, fewer, moves, ended), SEARCH_TOLERANCE)
             if simplicity(self.rules.best(self.tied))[0] >= count:
                 return
 
@@ -323,7 +325,7 @@ class Ties:
                     coarser += [other] if other is not None and lean.fits(other) else []
             if ended():
                 return
-            if self._add(coarser, SOUGHT):
+            if self._add(coarser, SEARCH_TOLERANCE):
                 plan = min(filter(self.tied.__contains__, coarser), key=simplicity)
 
     def _lean(self) -> LeanObjective:

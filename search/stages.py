@@ -117,7 +117,7 @@ def with_starts(state: State, plans: Sequence[ShardingPlan]) -> State:
 def with_bound(state: State) -> State:
     """Prove a first bound; its linear programs later propose plans."""
     tools = state.tools
-    if _is_given(state) or tools.stop.reached():
+    if _no_moves_allowed(state) or tools.stop.reached():
         return state
     # in a large problem listing the bound's choices takes about as long as everything before it
     if tools.is_large and tools.stop.remaining_s < tools.stop.elapsed_s:
@@ -137,7 +137,7 @@ def with_bound(state: State) -> State:
 def with_proposals(state: State, searchers: Sequence[str]) -> State:
     """Add the plans of each searcher: ``annealing``, ``cpsat``, ``optuna``."""
     for name, (propose, stage, fraction) in PROPOSERS.items():
-        if name in searchers and not _is_given(state) and not state.tools.stop.reached():
+        if name in searchers and not _no_moves_allowed(state) and not state.tools.stop.reached():
             state.show(stage, fraction)
             candidates = _until_interrupted(state, propose(state), stage, fraction)
             state = state.adding(candidates)
@@ -164,7 +164,7 @@ def _until_interrupted(
         tools.stop.interrupt()
 
 
-def _is_given(state: State) -> bool:
+def _no_moves_allowed(state: State) -> bool:
     """Return True if no table may move from the plan in use."""
     limit = state.tools.objective.space.in_use
     return limit is not None and limit.max_moves == 0

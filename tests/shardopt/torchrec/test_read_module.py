@@ -208,7 +208,7 @@ def test_a_table_of_another_device_is_passed_over_as_in_torchrec(
 ) -> None:
     told = factors(a=20.0, b=2.0)
     told["a"].device_group, told["b"].device_group = "cuda", "cpu"
-    words = "another device_group than the topology's cuda: 'b' (cpu)"
+    words = "another device_group than the topology (cuda): 'b' (cpu)"
     found = planner(constraints=told).plan(Model(), SHARDERS)
     ranks = topology()
     theirs = EmbeddingShardingPlanner(topology=ranks, batch_size=512, constraints=told, debug=False)
