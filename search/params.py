@@ -33,6 +33,7 @@ class SearchParams:
         proof_work: deterministic time in which CP-SAT seeks any plan that fits, once all else has
             failed, > 0.
         sets: exchange sets that plans are made from, >= 0; half of them with few exchanges.
+        set_steps: most refinements of a set's program before plans are made from it, >= 1.
         few: most exchanges of a module in a set with few exchanges, >= 1.
         finalists: plans that are annealed to the end, >= 0.
         merges: times that all tables of one exchange may join another of their module, >= 0.
@@ -42,6 +43,7 @@ class SearchParams:
             tables; in (0, inf).
         least_window, most_window: range of that fraction, in (0, inf).
         rounds: annealing rounds, >= 1; each ends with a score on the timeline.
+        round_moves: fewest proposals of a round, >= 1; a score takes as long as thousands of them.
         heat, last_heat: first and last temperature, as a fraction of the time, > 0.
         scarce, scarce_heat: fraction of all memory that a set's optimum takes, in [0, 1], from
             which ``scarce_heat`` replaces ``heat``, > 0: shards swap only through plans that do not
@@ -74,6 +76,7 @@ class SearchParams:
     trials: int = 60
     proof_work: float = 10.0
     sets: int = 8
+    set_steps: int = 8
     few: int = 3
     finalists: int = 3
     merges: int = 20
@@ -82,6 +85,7 @@ class SearchParams:
     least_window: float = 0.04
     most_window: float = 0.3
     rounds: int = 16
+    round_moves: int = 100
     heat: float = 1e-3
     last_heat: float = 2e-5
     scarce: float = 0.85

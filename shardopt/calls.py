@@ -28,7 +28,7 @@ from shardopt.extras import require_packages
 from shardopt.files import atomic_write_text
 from shardopt.plan import LoadedPlan
 from shardopt.report.blocks import TextTable
-from shardopt.report.html.nodes import grid, text_of
+from shardopt.report.html.nodes import fragment_of, grid
 from shardopt.report.html.page import page
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Answered:
 
     def _repr_html_(self) -> str:
         """`rows`, as Jupyter shows them."""
-        return text_of(grid(TextTable([f"<{name}" for name in self.rows[0]], self._cells())))
+        return fragment_of(grid(TextTable([f"<{name}" for name in self.rows[0]], self._cells())))
 
     def _cells(self) -> list[list[str]]:
         return [
@@ -249,11 +249,11 @@ def explain(
 ) -> Answered:
     """Explain where the time of a plan goes and what would help; compare further plans with it.
 
-    Its rows are the plan as it is (``change`` is empty), then what would change its time:
-    ``change``, ``iteration_ms``. Arguments and errors are those of `predict`.
+    Its rows are the plan ``as it is``, then what would change its time: ``change``,
+    ``iteration_ms``. Arguments and errors are those of `predict`.
     """
     document = predict(model, plans, gpus, **options).explained()
-    changes = [("", document.iteration_ms)]
+    changes = [("as it is", document.iteration_ms)]
     changes += [(change.change, change.iteration_ms) for change in document.changes.found]
     changes += [(change.change, change.iteration_ms) for change in document.sensitivity]
     rows = [{"change": words, "iteration_ms": ms} for words, ms in changes]

@@ -44,10 +44,12 @@ def run_cell(source: str, names: dict[str, Any], number: int) -> list[dict[str, 
             value = eval(compile(ast.Expression(last.value), NOTEBOOK, "eval"), names)
     outputs: list[dict[str, Any]] = []
     if printed.getvalue():
-        text = printed.getvalue().splitlines(keepends=True)
-        outputs.append({"name": "stdout", "output_type": "stream", "text": text})
+        lines = printed.getvalue().splitlines(keepends=True)
+        outputs.append({"name": "stdout", "output_type": "stream", "text": lines})
     if value is not None:
-        data = {"text/plain": pformat(value, width=100, sort_dicts=False).splitlines(keepends=True)}
+        nested = isinstance(value, dict | list)
+        text = pformat(value, width=100, sort_dicts=False) if nested else repr(value)
+        data = {"text/plain": text.splitlines(keepends=True)}
         if hasattr(value, "_repr_html_"):
             data["text/html"] = value._repr_html_().splitlines(keepends=True)
         outputs.append(

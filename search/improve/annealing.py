@@ -27,9 +27,6 @@ from search.params import DEFAULT, SearchParams
 from search.space.option import Option
 from search.surrogate import Surrogate
 
-ROUND_MOVES = 100
-"""Fewest proposals of a round; one score on the timeline takes as long as thousands of them."""
-
 
 @dataclass(frozen=True)
 class AnnealingTask:
@@ -39,7 +36,8 @@ class AnnealingTask:
         start: first plan; it need not fit.
         options: options of every table, beside the one in ``start``.
         moves: number of proposals.
-        rounds: number of rounds that share them; fewer if each had less than `ROUND_MOVES`.
+        rounds: number of rounds that share them; fewer if each had less than
+            `SearchParams.round_moves`.
         seed: seed of the random generator.
         cuts: cuts that hold for plans of these options, beside those found while annealing.
         heat, wall: temperature and memory penalty of the first round; see `SearchParams`.
@@ -53,11 +51,6 @@ class AnnealingTask:
     cuts: Sequence[CycleCut] = ()
     heat: float | None = None
     wall: float | None = None
-
-    def __post_init__(self) -> None:
-        """Limit the rounds as `ROUND_MOVES` allows."""
-        rounds = max(1, min(self.rounds, self.moves // ROUND_MOVES))
-        object.__setattr__(self, "rounds", rounds)
 
 
 class Annealer:
@@ -92,7 +85,8 @@ class Annealer:
             best_ms = ms
         recent_cuts: list[CycleCut] = []
         model: ShardModel | None = None
-        for number in range(task.rounds):
+        rounds = max(1, min(task.rounds, task.moves // params.round_moves))
+        for number in range(rounds):
             if cut is None or not self.free or stop(best_ms):
                 break
             groups = cut.groups
@@ -106,17 +100,17 @@ class Annealer:
             recent_cuts = [*same_groups[1 - params.cuts :], cut] if params.cuts > 1 else [cut]
             given_cuts = [known for known in task.cuts if known.groups == groups]
             chosen, where = model.numbers(plan)
-            part = number / max(1, task.rounds - 1)
+            part = number / max(1, rounds - 1)
             _, fitting_chosen, fitting_where = anneal(
                 model.space,
                 model.costs([*given_cuts, *recent_cuts]),
                 chosen,
                 where,
-                task.moves // task.rounds,
+                task.moves // rounds,
                 ms * _between(task.heat or params.heat, params.last_heat, part),
                 round(params.squares + part * (params.last_squares - params.squares)),
                 ms * _between(task.wall or params.wall, params.last_wall, part),
-                task.seed * task.rounds + number,
+                task.seed * rounds + number,
             )
             if fitting_chosen[0] >= 0:
                 on_the_way = model.plan(fitting_chosen, fitting_where)

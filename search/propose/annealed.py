@@ -37,8 +37,6 @@ UNEVEN = (0.0, 0.1, 0.3, 0.6)
 """Excess of busy ranks over the mean load, as multiples of it, at which cycles are sought."""
 ROOM = (1.0, 0.75, 0.5, 0.25)
 """Fractions of the memory that a set's optimum takes beyond the least possible."""
-REFINED = 60
-"""Largest number of refinements of a set's program."""
 FOUND_BY = "annealing"
 
 Array = NDArray[np.float64]
@@ -46,12 +44,14 @@ Array = NDArray[np.float64]
 
 def propose_annealed(state: State) -> Iterator[Candidate]:
     """Anneal plans of the bound's programs, and the incumbent."""
-    if state.tools.bound.has_begun:
-        yield from AnnealedPlans(state.tools).propose(state.incumbents)
+    yield from AnnealedPlans(state.tools).propose(state.incumbents)
 
 
 class AnnealedPlans:
-    """Proposer of annealed plans of one space; its bound must have begun."""
+    """Proposer of annealed plans of one space.
+
+    Without a bound, for which a short time limit leaves no time, the incumbent alone is annealed.
+    """
 
     def __init__(self, tools: Tools) -> None:
         self.objective, self.surrogate, self.bound = tools.objective, tools.surrogate, tools.bound
@@ -71,7 +71,7 @@ class AnnealedPlans:
         params = self.params
         load_kernel()
         best_ms = min((c.iteration_ms for c in incumbents), default=math.inf)
-        sets = self._sets(best_ms)
+        sets = self._sets(best_ms) if self.bound.has_begun else []
         origins: list[tuple[Candidate, ExchangeSet | None]] = [(c, None) for c in incumbents[:1]]
         each = round(params.first_share * self.moves / max(1, len(sets)))
         pieces = [
@@ -163,8 +163,8 @@ class AnnealedPlans:
 
     def _heat(self, needs: Array) -> float:
         """Return the first temperature, given the GiB that a plan takes of all ranks."""
-        caps, params = self.bound.choices.caps, self.params
-        scarce = bool((needs[:2] > params.scarce * caps[:2]).any())
+        caps, params = self.objective.caps.sum(axis=1) / GIB, self.params
+        scarce = bool((needs[:2] > params.scarce * caps).any())
         return params.scarce_heat if scarce else params.heat
 
     def _annealed(self, task: AnnealingTask) -> list[Candidate]:
@@ -257,7 +257,8 @@ class AnnealedPlans:
         Before that a set has the bound of its family, which hardly tells sets apart.
         """
         waiting = [
-            (exchange_set.proven, number, REFINED) for number, exchange_set in enumerate(sets)
+            (exchange_set.proven, number, self.params.set_steps)
+            for number, exchange_set in enumerate(sets)
         ]
         heapq.heapify(waiting)
         ended = False

@@ -11,7 +11,7 @@ from typing import Any
 from predictor.document import Problems
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
-from predictor.model.workload import Table, Workload
+from predictor.model.workload import Dense, Table, Workload
 from shardopt.config import load_model
 from shardopt.config.distributions import read_stats
 from shardopt.config.model import read_dense
@@ -31,7 +31,6 @@ from shardopt.torchrec.capture.capture import capture_dense
 from shardopt.torchrec.capture.step import GIVEN, DenseOptimizer, name_of_optimizer
 from shardopt.torchrec.pipelines import Assumed, priced_as
 from shardopt.torchrec.read_module import (
-    Dense,
     UserInputs,
     by_module,
     not_priced,

@@ -21,9 +21,9 @@ from predictor.model.plan import HASHED, ComputeKernel, ShardingType
 from predictor.model.workload import (
     WEIGHT_BITS,
     Constraints,
+    Dense,
     DenseArch,
     Feature,
-    MeasuredDense,
     Optimizer,
     QComm,
     Table,
@@ -405,9 +405,6 @@ def by_module(sharders: Sequence[Any]) -> Callable[[ShardingOption], Any]:
     """Finds the sharder of an option."""
     by_type = {sharder.module_type: sharder for sharder in sharders}
     return lambda option: by_type.get(type(option.module[1]))
-
-
-Dense = DenseArch | CapturedDense | MeasuredDense
 
 
 def read_workload(

@@ -48,6 +48,7 @@ def test_answers_are_frames_pages_and_objects(names: dict[str, Any]) -> None:
         json.dumps(shown.to_dict())
         assert shown.to_html().startswith("<!DOCTYPE html>")
         assert shown._repr_html_().count("<tr>") == 1 + len(shown.rows)
+        assert shown._repr_html_().startswith("<table")
         pytest.importorskip("pandas")
         assert shown.to_frame().to_dict("records")[0]["iteration_ms"] == shown.iteration_ms
 

@@ -115,6 +115,14 @@ def test_every_stage_keeps_what_the_one_before_has_found() -> None:
     assert seen[-1].proven_ms <= seen[-1].best_ms
 
 
+def test_the_incumbent_is_annealed_where_there_was_no_time_for_a_bound() -> None:
+    tools = tools_of(whole_tables(7), 0.01)
+    state = State(tools).adding([timed(tools.objective, *[0] * 7)])
+    annealed = with_proposals(state, ("annealing",))
+    assert not tools.bound.has_begun
+    assert annealed.best_ms < state.best_ms
+
+
 def test_a_plan_that_fits_is_looked_for_only_where_there_is_none() -> None:
     tools = tools_of(whole_tables())
     known = State(tools).adding([timed(tools.objective, 0, 0, 0, 1)])

@@ -39,7 +39,12 @@ def node(tag: str, *children: Child, **attributes: object) -> Element:
 
 def text_of(document: Element) -> str:
     """The document as text; style and script stay as they are."""
-    return "<!DOCTYPE html>\n" + tostring(document, encoding="unicode", method="html") + "\n"
+    return f"<!DOCTYPE html>\n{fragment_of(document)}\n"
+
+
+def fragment_of(element: Element) -> str:
+    """The element as text, for a page of someone else."""
+    return tostring(element, encoding="unicode", method="html")
 
 
 def section(title: str, aside: str, *children: Child) -> Element:

@@ -69,3 +69,23 @@ def test_a_plan_is_better_where_the_data_differ_more_than_costs_may(aim: str) ->
     dear = RatedPlans(known.scorer, known.plans, lambda plan: 1e6 * (plan != worst))
     assert not dear.is_better(best, worst, aim), "its move costs more than it gains"
     assert not (known.is_better(best, second, aim) and known.is_better(second, best, aim))
+
+
+@pytest.mark.parametrize("aim", [MEAN, REGRET])
+def test_tables_take_what_the_best_plans_of_scenarios_have_for_them(aim: str) -> None:
+    problem = several_lookups(1, tables=4)
+    objective = Objective(problem, whole_space(problem))
+    windows = {"mon": problem.workload, "tue": other_week(problem).workload}
+    scorer = ScenarioScorer(objective, window_scenarios(problem, windows))
+    gains = []
+    for seed in range(60):
+        rng = random.Random(seed)
+        known = RatedPlans(scorer, [random_plan(objective, rng) for _ in range(2)])
+        choices = [{plan[table] for plan in known.plans} for table in range(4)]
+        known.recombine(objective, aim, lambda: False)
+        values = known.measure(aim)(known.times)
+        gains.append(values[:2].min() - values.min())
+        for plan in known.plans[2:]:
+            assert objective.fits(plan)
+            assert all(choice in offered for choice, offered in zip(plan, choices, strict=True))
+    assert max(gains) > 0

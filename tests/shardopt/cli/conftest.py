@@ -45,7 +45,7 @@ def run(
 ) -> Run:
     """Runs `shardopt`. What one test searched is not searched again for another."""
     if "advice" not in request.fixturenames:
-        monkeypatch.setattr("shardopt.api.answer.with_advice", lambda answer, _: answer)
+        monkeypatch.setattr("shardopt.api.answer.with_advice", lambda answer, *_, **__: answer)
     return partial(run_main, main)
 
 

@@ -35,6 +35,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
 from torchrec.types import DataType
 
 from predictor.errors import PlanError, ShardoptError
@@ -310,10 +311,13 @@ def test_other_kinds_of_module() -> None:
     processed = FeatureProcessedEmbeddingBagCollection(
         weighted, PositionWeightedModuleCollection({"f_t1": 4}, device=META)
     )
-    model = nn.ModuleDict({"fused": fused, "processed": processed, "ec": sequences("t2")})
-    plan = plan_of(table, table, table)
+    prioritised = PECEmbeddingCollection(sequences("t3"))
+    model = nn.ModuleDict(
+        {"fused": fused, "processed": processed, "ec": sequences("t2"), "pec": prioritised}
+    )
+    plan = plan_of(table, table, table, table)
     theirs = to_torchrec(plan, model)
-    assert list(theirs.plan) == ["fused", "processed", "ec"]
+    assert list(theirs.plan) == ["fused", "processed", "ec", "pec"]
     assert same(to_torchrec(from_torchrec(theirs, model, world_size=4), model), theirs)
     assert "ec" in {
         path
