@@ -206,16 +206,16 @@ def predict(
     capture: dict[str, Any] | None = None,
     **options: Any,
 ) -> Answered:
-    """Predict the iteration of one plan or several.
+    """Predict the iteration time of one plan or several.
 
-    Its rows are a plan each, in the order given: ``plan``, ``iteration_ms``, ``low_ms`` and
-    ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest rank.
+    The answer has a row for each plan, in the order given: ``plan``, ``iteration_ms``, the 90 %
+    interval ``low_ms`` to ``high_ms``, and ``hbm_bytes`` of the fullest rank.
 
     Args:
         model, gpus, stats, capture: as in `plan`.
-        plans: plan files, loaded plans, what `plan` gave, or what `from_torchrec` made.
-        options: ``hardware``, ``cluster``, ``batch_size`` and the like, as in `plan`; ranks and
-            hardware are those of the first plan unless they say otherwise.
+        plans: plan files, loaded plans, or results of `plan` or `from_torchrec`.
+        options: ``hardware``, ``cluster``, ``batch_size`` and others, as in `plan`; by default
+            ranks and hardware are those of the first plan.
 
     Raises:
         InputError: a plan does not fit the model or the machine.
@@ -249,8 +249,8 @@ def explain(
 ) -> Answered:
     """Explain where the time of a plan goes and what would help; compare further plans with it.
 
-    Its rows are the plan ``as it is``, then what would change its time: ``change``,
-    ``iteration_ms``. Arguments and errors are those of `predict`.
+    The rows of the answer, ``change`` and ``iteration_ms``, are the plan ``as it is``, then changes
+    that would affect its time. Arguments and errors are those of `predict`.
     """
     document = predict(model, plans, gpus, **options).explained()
     changes = [("as it is", document.iteration_ms)]
@@ -261,7 +261,7 @@ def explain(
 
 
 def _given_plan(plan: Any) -> ShardingPlan | Path:
-    """A plan that `predict` was given, or the path of its file."""
+    """Return a plan that `predict` was given, or the path of its file."""
     if isinstance(plan, Planned):
         return plan.plan
     if isinstance(plan, ShardingPlan):
@@ -269,8 +269,8 @@ def _given_plan(plan: Any) -> ShardingPlan | Path:
     if isinstance(plan, str | PathLike):
         return Path(plan)
     raise InputError(
-        f"a plan is given as a {type(plan).__name__}; give a plan file, what plan or load_plan "
-        "gave, or a plan of TorchRec as shardopt.from_torchrec(plan, module)"
+        f"a plan is given as a {type(plan).__name__}; give a plan file, a result of plan or "
+        "load_plan, or convert a plan of TorchRec with shardopt.from_torchrec(plan, module)"
     )
 
 
