@@ -1,9 +1,9 @@
 """The spine: plan -> loads -> graph -> timeline -> prediction. Nothing is measured or run.
 
-loads       what every shard puts on its rank                 (predictor.cost.loads)
-graph       the operations of one iteration and their costs   (predictor.iteration.torchrec.dlrm)
-timeline    when they run; collectives meet at the last rank  (predictor.iteration.timeline)
-breakdown   which chain of work fills the iteration           (predictor.iteration.critical_path)
+loads       the work that each shard puts on its rank          (predictor.cost.loads)
+graph       the operations of one iteration and their costs    (predictor.iteration.torchrec.dlrm)
+timeline    when each runs; collectives wait for the last rank (predictor.iteration.timeline)
+breakdown   which chain of work fills the iteration            (predictor.iteration.critical_path)
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ PHASES = (
 )
 """Named parts of a breakdown, in the order of an iteration."""
 ITERATION_ERROR: Mapping[str, float | None] = load_runtime("torchrec")["iteration_error"]
-"""How ranks run -> 1-sigma relative error of whole iterations, beside that of the constants; None
-where it is not known."""
+"""1-sigma relative error of whole iterations, on top of that of the constants, by the ``execution``
+of a profile; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,13 @@ class ReplicaSync:
     """Cost of averaging the copies of tables once.
 
     Args:
-        weight_bytes, state_bytes: that every rank of a sharding group all-reduces with its copies.
-        sync_ms: of the slowest rank.
-        step_ms: an iteration with it; ``iteration_ms`` of the prediction has the mean share of it.
-        within_step: weights are averaged between forward and backward of every step, beside other
-            work (``fully_sharded``).
+        weight_bytes, state_bytes: bytes that each rank of a sharding group all-reduces with the
+            ranks that hold the same shards.
+        sync_ms: time of one averaging on the slowest rank.
+        step_ms: time of an iteration that averages; the prediction's ``iteration_ms`` spreads the
+            averaging evenly over all iterations.
+        within_step: weights are averaged between forward and backward of every step, overlapped
+            with other work (``fully_sharded``).
     """
 
     weight_bytes: tuple[int, ...]
@@ -96,16 +98,16 @@ class Prediction:
     Args:
         iteration_ms: steady-state period of the training loop.
         interval_ms: 90 % interval ``(low, high)``, from the profile's stated errors.
-        interval_calibrated: measured iterations have shown how many such intervals hold.
+        interval_calibrated: True if the coverage of such intervals was checked on measurements.
         breakdown: phase -> part of the critical path; the parts sum to ``iteration_ms``.
         provenance: the weakest of the constants on the critical path.
         critical_path: the chain itself, in order of time.
         out_of_range: quantities beyond the measurements behind the profile.
-        dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; they are priced
-            by the bytes that they touch.
-        dense_by_module: part of the model -> device time in ms of its forward and its backward;
-            empty where the dense part was not captured from a module.
-        replica_sync: None where no table is copied.
+        dense_ops_by_bytes: op of the dense part without a kernel model -> number of calls; such
+            ops are priced by the bytes that they touch.
+        dense_by_module: submodule -> device time in ms of its forward and its backward; empty
+            if the dense part was not captured from a module.
+        replica_sync: None without copies of tables.
     """
 
     iteration_ms: float
@@ -167,7 +169,9 @@ def predict(
 def _replica_sync(
     workload: Workload, graph: Graph, loads: NDArray[np.float64]
 ) -> ReplicaSync | None:
-    """Return the cost of one call; the graph has its share per step. None if nothing is averaged.
+    """Return the cost of averaging the copies once; None if nothing is averaged.
+
+    The graph holds the share of it that falls on each step.
 
     Args:
         loads: ``[groups, ranks, COLUMNS]``.
@@ -233,8 +237,8 @@ def iteration_interval(
     it stays positive.
 
     Args:
-        software_error: 1-sigma relative error of the iteration from software that ran in other
-            ways than predicted.
+        software_error: 1-sigma relative error of the iteration from software that behaves
+            differently than predicted.
     """
     by_resource: dict[str, float] = {}
     for segment in path:

@@ -22,7 +22,7 @@ from search.space.option import AllowedPlacements, Choice, Option, Space, place
 Array = NDArray[np.float64]
 T = TypeVar("T")
 AMPLE = 0.5
-"""Share of the limits up to which shards leave room for all else that a plan takes; a plan that is
+"""Share of the limits up to which shards leave room for the rest of a plan's peak. A plan that is
 returned is simulated in any case (`search.peak`)."""
 Ranks = tuple[int, ...]
 Assignment = tuple[Choice, ...]
@@ -88,8 +88,8 @@ class Objective:
         return ShardingPlan(tables, topology.world_size, topology.local_world_size)
 
     def assignment_of(self, plan: ShardingPlan) -> Assignment | None:
-        """Return the assignment that splits and places all tables as a plan does, which may be of
-        another setting; None if none does or it does not fit."""
+        """Return the assignment that splits and places all tables as a plan does, even a plan of
+        another setting; None if there is none or it does not fit."""
         topology = self.problem.topology
         if plan.world_size != topology.world_size:
             return None
@@ -172,8 +172,8 @@ class Objective:
         return [a + b for a, b in zip(hbm, flight, strict=True)], ddr
 
     def _in_cache(self, option: Option, ranks: Ranks) -> tuple[CachedShard, ...]:
-        """The shards of a table that have rows in a cache; launches are numbered as lookup groups
-        are, which is quick to compare."""
+        """Shards of a table that have rows in a cache. Launches are numbered by lookup group,
+        because numbers are quick to compare."""
         if not self.has_caches or option.compute_kernel is not ComputeKernel.FUSED_UVM_CACHING:
             return ()
         plan, workload = self.place(option, ranks), self.problem.workload
@@ -202,8 +202,8 @@ class Objective:
         return np.asarray(used + sum(added))
 
     def fits(self, assignment: Assignment) -> bool:
-        """Every rank has what it takes at its peak, it is within the limit on moves, co-located
-        tables lie together, and TorchRec computes its means right."""
+        """Return True if every rank has the memory for its peak, moves are within their limit,
+        co-located tables lie together, and TorchRec computes the means right."""
         together = self.space.co_located([ranks for _, ranks in assignment])
         near = self.space.in_use is None or self.space.in_use.allows(assignment)
         right = self.space.divides_right([option for option, _ in assignment])
@@ -218,7 +218,7 @@ class Objective:
 
     @cached_property
     def typical(self) -> Objective:
-        """The same with shards that count what is in flight for them."""
+        """The same objective, with shards that count their data in flight."""
         other = copy(self)
         other.in_flight = True
         other._remember_bytes()
@@ -228,9 +228,12 @@ class Objective:
         return self.problem.fits(self.sharding_plan(assignment))
 
     def beside(self, assignment: Assignment) -> Objective:
-        """The same for placing plans like this one where they take much of the memory: shards count
-        what is in flight for them, and of the caps goes off what the plan's peak shows to be amiss
-        with their sums; a plan that fits is within them."""
+        """Return the objective with caps corrected for plans like this one.
+
+        Where the plan takes much of the memory, shards count their data in flight, too, and the
+        caps are lowered by as much as the plan's simulated peak exceeds the sum over its shards. A
+        plan that fits stays within the caps.
+        """
         base = self.typical if self.problem.topology.limit_bytes else self
         used = base.memory(assignment)
         if base is self or (used <= AMPLE * self.limits).all():

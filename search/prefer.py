@@ -1,15 +1,15 @@
 """Choice among plans that the predictor cannot tell apart: the one a practitioner would ship.
 
-Plans tie if they are predicted to be at most so much slower than the fastest one (`tolerance_of`),
-and if their mean time under the stated errors of all costs is within as much of the least: a plan
-that launches twice as much is fast only on a host as fast as predicted. Where the host sets the
-pace thousands of plans tie, and what their devices take alone must be within as much of the least.
+A plan ties if two times are within a tolerance (`tolerance_of`) of the least: its predicted time,
+and its mean time under draws of all costs' stated errors. The second rules out plans that launch
+twice as much, which are fast only if the host is as fast as predicted. Where the host sets the
+pace, thousands of plans tie; then the time of the devices alone must be within the tolerance, too.
 
-Of plans that tie, the one with the least memory on the fullest GPU comes first, then the one with
-the fewest sharding types, then the fewest pieces that tables are cut into, then the one whose
-emptiest GPU has most. Each rule keeps the plans that are alike by it, and the next one chooses
-among these. The search for a fast plan knows few plans with little memory, so annealing looks for
-more: within less memory, then with fewer sharding types.
+Rules choose among plans that tie, in this order: least memory on the fullest GPU, fewest sharding
+types, fewest pieces of tables, smallest difference between the fullest and the emptiest GPU. Each
+rule keeps the plans that are about equally good, and the next rule chooses among those. The search
+for speed finds few plans with little memory, so annealing looks for more: first with less memory,
+then with fewer sharding types.
 
 Why: docs/decisions/0030-choosing-among-plans.md.
 """
@@ -37,17 +37,17 @@ from search.surrogate import Surrogate
 Array = NDArray[np.float64]
 
 TOLERANCE, MOST_TOLERANCE = SearchParams.least_tie, SearchParams.most_tie
-"""Least and most share by which plans tie; a gain must also exceed the first."""
+"""Smallest and largest tolerance of a tie, as a fraction; a gain must also exceed the first."""
 NO_TIME = 1e-6
-"""Factor on the host's times that leaves the time of the devices alone."""
-LESS = (0.0, 0.25, 0.5, 0.75)
-"""Memory of the fullest GPU that annealing tries to do with, the least first: shares of what the
-leanest known plan has beyond the least that the tables take."""
-SOUGHT = 0.25
-"""Part of the tolerance within which leaner and simpler plans are looked for: annealing would spend
-all of it for little memory."""
+"""Factor on the host's times after which only the time of the devices counts."""
+MEMORY_TARGETS = (0.0, 0.25, 0.5, 0.75)
+"""Memory targets for the fullest GPU, in the order in which annealing tries them: 0 is the least
+that the tables can take, 1 is the memory of the leanest known plan."""
+SEARCH_TOLERANCE = 0.25
+"""Fraction of the tolerance that a search for leaner or simpler plans may use: annealing would
+spend all of it to save little memory."""
 STARTS = 3
-"""Plans from which the least device time is looked for."""
+"""Number of plans from which annealing looks for the least device time."""
 FOUND_AMONG_TIES = "chosen among ties"
 DEVICE_TIME, EXPECTED_TIME = "device time", "expected time"
 DRAWS, DRAWS_SEED = 16, 2
@@ -56,7 +56,7 @@ RULES = ("memory", "sharding types", "shards", "balance")
 
 
 def tolerance_of(objective: Objective, fastest: Candidate, params: SearchParams) -> float:
-    """Return by what fraction a tied plan may be slower than the fastest one."""
+    """Return the fraction by which a tied plan may be slower than the fastest one."""
     problem = objective.problem
     plan = objective.sharding_plan(fastest.assignment)
     prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
@@ -75,16 +75,16 @@ def prefer(
     moves: int = 0,
     ended: Callable[..., bool] = lambda *_: False,
 ) -> tuple[list[Candidate], TieSummary]:
-    """Return the preferred plan, then those of the others that are not better; and what tied.
+    """Return the preferred plan followed by all plans that are not faster, and the ties' summary.
 
     Args:
         rate: measure that the search minimises.
-        ranked: plans, best first by that measure, which they have for their time.
+        ranked: plans, best first; their ``iteration_ms`` holds that measure.
         limit: measure above which no plan ties.
         tolerance: share by which the devices' time may be longer than the least, where the host
             sets the pace.
-        moves: annealing proposals for each plan that is looked for; 0 where the measure is no time.
-        ended: whether the time for that is up.
+        moves: annealing proposals for each plan that is looked for; 0 if the measure is not a time.
+        ended: returns True once the time for that is up.
     """
     ties = Ties(objective, surrogate, rate, ranked, limit, tolerance, params)
     chosen = ties.choose(moves, ended)
@@ -99,7 +99,7 @@ class TieRules:
 
     Attributes:
         kind: memory that is scarce: 0 for HBM, 1 for host memory.
-        apart: by how much plans that are alike by a rule may differ.
+        apart: rule -> largest difference between plans that count as alike.
     """
 
     def __init__(self, objective: Objective, params: SearchParams) -> None:
@@ -121,7 +121,7 @@ class TieRules:
         return LeanObjective(self.objective, self.kind, share * self.most_bytes)
 
     def best(self, measures: Mapping[Assignment, float]) -> Assignment:
-        """Return the preferred one of plans that tie, the fastest of those that are alike."""
+        """Return the preferred plan of those that tie: the fastest that all rules keep."""
         *_, (_, preferred) = self.kept([*measures])
         return min(preferred, key=measures.__getitem__)
 
@@ -139,14 +139,14 @@ class TieRules:
 
 
 class Ties:
-    """Plans that tie with the fastest one, and more of them that annealing reaches.
+    """Plans that tie with the fastest one; annealing looks for more of them.
 
     Attributes:
-        tied: plans that tie, with what the search minimises.
-        by_rules: the preferred one, before its caches take the memory left over.
-        near: plans within the limit, whose devices may take too long.
-        device_range_ms: what their devices take alone, as far as that was looked at.
-        device_limit: the most that the devices of a plan that ties take alone, in ms.
+        tied: plan that ties -> measure that the search minimises.
+        by_rules: plan that the rules prefer, before its caches grow into the memory left over.
+        near: plans within the limit of the measure; some do not tie by the other two times.
+        device_range_ms: least and most time of the devices alone, over the plans examined.
+        device_limit: longest time of the devices alone that ties, in ms.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Ties:
         return Candidate(best, self.tied[best], FOUND_AMONG_TIES)
 
     def _add(self, plans: Sequence[Assignment], part: float = 1.0) -> bool:
-        """Take in plans that tie, within a part of the tolerance; return True if there are any."""
+        """Add the plans that tie within a part of the tolerance; return True if any does."""
         if not plans:
             return False
         measures = self.rate(plans)
@@ -248,10 +248,10 @@ class Ties:
         return [plan for plan, _ in annealer.improve(task, ended)]
 
     def _limit_devices(self, moves: int, ended: Callable[..., bool]) -> None:
-        """Look for the plan with the least device time; plans that take much longer do not tie.
+        """Look for the least device time; plans whose devices take much longer do not tie.
 
-        Annealing keeps the exchanges of a plan, so it also starts from the fastest plan with one of
-        them merged into another.
+        Annealing keeps the exchanges of its start, so it also starts from variants of the fastest
+        plan in which one exchange is merged into another.
         """
         if moves:
             start = self.fastest.assignment
@@ -267,31 +267,33 @@ class Ties:
         self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.device_limit}
 
     def _limit_expected(self) -> None:
-        """Plans that take longer in the mean over the costs' errors do not tie."""
+        """Drop plans whose mean time over draws of the costs' errors is too long to tie."""
         times = dict(zip(self.tied, self.expected_ms([*self.tied]).tolist(), strict=True))
         self.expected_limit = min(times.values()) * (1 + self.tolerance)
         self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.expected_limit}
 
     def _with_less_memory(self, moves: int, ended: Callable[..., bool]) -> None:
-        """Look for plans that need less memory of the fullest rank, the least first, then for the
-        fastest one that needs no more than is alike."""
+        """Look for plans with less memory on the fullest rank, smallest target first; then for the
+        fastest plan with about as little memory."""
         rules, options = self.rules, self.objective.space.options
         start = min(self.tied, key=lambda plan: (rules.fullest(plan), self.tied[plan]))
         least_bytes = sum(min(sum(o.bytes_of[rules.kind]) for o in table) for table in options)
         ranks = self.objective.problem.topology.world_size
         least, most = least_bytes / ranks / rules.most_bytes, rules.fullest(start)
-        for part in LESS:
+        for part in MEMORY_TARGETS:
             share = least + part * (most - least) + rules.apart["memory"] / 2
             if share > most - rules.apart["memory"] or ended():
-                return  # what is alike decides nothing
+                return  # so small a difference decides nothing
             reached = self._anneal(rules.within(share), start, options, moves, ended)
-            if self._add(reached, SOUGHT):
-                self._add(self._anneal(self._lean(), reached[0], options, moves, ended), SOUGHT)
+            if self._add(reached, SEARCH_TOLERANCE):
+                self._add(
+                    self._anneal(self._lean(), reached[0], options, moves, ended), SEARCH_TOLERANCE
+                )
                 return
 
     def _with_fewer_types(self, moves: int, ended: Callable[..., bool]) -> None:
-        """Look for plans with one exchange less that tie and need no more memory, as long as there
-        are any."""
+        """Look for plans that tie with one exchange less and no more memory, until there is
+        none."""
         options = self.objective.space.options
         while not ended():
             plan = self.rules.best(self.tied)
@@ -302,13 +304,13 @@ class Ties:
             start = merged[int(self.rate(merged).argmin())]
             left = {option.exchange for option, _ in start}
             fewer = [[o for o in table if o.exchange in left] for table in options]
-            self._add(self._anneal(self._lean(), start, fewer, moves, ended), SOUGHT)
+            self._add(self._anneal(self._lean(), start, fewer, moves, ended), SEARCH_TOLERANCE)
             if simplicity(self.rules.best(self.tied))[0] >= count:
                 return
 
     def _with_fewer_pieces(self, ended: Callable[..., bool]) -> None:
-        """Split tables less, those in most pieces first, where such plans tie and need no more
-        memory."""
+        """Split tables into fewer pieces, those with most pieces first, where the plan still ties
+        and needs no more memory."""
         plan = self.rules.best(self.tied)
         lean, exchanges = self._lean(), {option.exchange for option, _ in plan}
         split = [table for table in range(len(plan)) if plan[table][0].pieces > 1]
@@ -323,7 +325,7 @@ class Ties:
                     coarser += [other] if other is not None and lean.fits(other) else []
             if ended():
                 return
-            if self._add(coarser, SOUGHT):
+            if self._add(coarser, SEARCH_TOLERANCE):
                 plan = min(filter(self.tied.__contains__, coarser), key=simplicity)
 
     def _lean(self) -> LeanObjective:
@@ -334,8 +336,8 @@ class Ties:
     def _table_wise(self, plan: Assignment) -> Assignment:
         """Return the plan with all one-shard tables table-wise, if it ties.
 
-        TorchRec stores and reads them the same either way; column-wise they join the exchange of
-        tables that are cut.
+        TorchRec stores and reads a one-shard table the same way under both types, but a column-wise
+        one takes part in the exchange of tables that are cut.
         """
         options = self.objective.space.options
 
@@ -370,7 +372,7 @@ class Ties:
         """Summarise the ties and the rule that decided between the chosen and the fastest plan."""
         best, fastest = self.by_rules, self.fastest.assignment
         ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in (best, fastest)]
-        if ways[0] == ways[1]:  # but for caches, which take what is left over
+        if ways[0] == ways[1]:  # except for caches, which grow into the memory left over
             best, decided = chosen.assignment, None
         elif fastest not in self.tied:
             slow = self.device_ms([fastest])[0] > self.device_limit
@@ -394,15 +396,15 @@ class Ties:
 
 
 def simplicity(plan: Assignment) -> tuple[int, int]:
-    """Count exchanges, and pieces of tables."""
+    """Count the exchanges and the pieces of tables of a plan."""
     return len({option.exchange for option, _ in plan}), sum(option.pieces for option, _ in plan)
 
 
 class LeanObjective(Objective):
-    """Objective of plans whose shards take at most so many bytes of a rank.
+    """Objective that admits only plans whose shards take at most ``most_bytes`` of each rank.
 
     Args:
-        kind: 0 for HBM, 1 for host memory.
+        kind: memory that is limited: 0 for HBM, 1 for host memory.
     """
 
     def __init__(self, base: Objective, kind: int, most_bytes: float) -> None:
@@ -411,7 +413,7 @@ class LeanObjective(Objective):
         self.caps[kind] = np.minimum(self.caps[kind], most_bytes)
 
     def beside(self, assignment: Assignment) -> Objective:
-        """Return the objective itself: its limit is no peak's."""
+        """Return the objective itself: its limit is one on shards, not on a peak."""
         return self
 
     def fits(self, assignment: Assignment) -> bool:

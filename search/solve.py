@@ -2,18 +2,17 @@
 
 space         the options of every table, with what was left out and why   (search.space)
 baselines     what other methods would choose, as first incumbents         (search.baselines)
-plan in use   an incumbent too, and how far the search may move from it    (search.in_use)
-bound         no plan of the space is predicted to be faster               (search.bound)
-annealing     in the exchange sets of lowest bound, on cycle cuts          (search.improve)
+plan in use   another incumbent, with limits on the moves away from it     (search.in_use)
+bound         proves that no plan of the space is predicted to be faster   (search.bound)
+annealing     searches the exchange sets with the lowest bounds            (search.improve)
 on request    CP-SAT, Optuna                                               (search.propose)
-host memory   only where device memory is too small; a cache is preferred
-choice        by time or over scenarios; of plans that tie, the preferred  (search.choose)
+host memory   used only if device memory is too small, preferably behind a cache
+choice        by time or over scenarios, then by the rules for ties        (search.choose)
 peak          simulates the peak memory of plans whose shards fit          (search.peak)
 no plan       which demands exclude each other, and what would help        (search.infeasible)
 
 Every stage takes a state and returns another one (`search.stages`). Under a time limit each stage
-gets a share of the time that remains when it begins, so a plan and a bound exist whenever time is
-up.
+gets a share of the time that remains when it begins, so a plan and a bound exist when time is up.
 
 Why: docs/decisions/0029-time-of-a-search.md.
 """
@@ -70,24 +69,25 @@ def solve(
     """Search the sharding plans of a problem.
 
     Args:
-        problem: model, ranks with the memory left for shards, costs, plan in use, aim.
-        stop: effort, time limit, gap.
+        problem: model, ranks and their memory for shards, costs, plan in use, aim.
+        stop: effort, time limit, and the gap at which the search ends.
         seed: seed of every random choice, >= 0.
         top_k: plans to return, >= 1.
         searchers: names of the searchers that propose plans.
-        starts: plans of the same tables that the search also starts from, where they fit.
-        tolerance: fraction by which the best plan may be slower than the fastest one found, if it
-            is better by other rules (`search.prefer`), >= 0; never slower than a baseline. None for
-            a fifth of the stated error. No effect with a plan in use: few moves count there.
-        prove: refine the bound in full, not only while that is worth it.
+        starts: further plans of the same tables to start from; those that do not fit are ignored.
+        tolerance: fraction by which the best plan may be slower than the fastest plan, if the rules
+            for ties prefer it (`search.prefer`), >= 0. It is never slower than a baseline. None
+            for a fifth of the stated error. Ignored with a plan in use, where few moves matter.
+        prove: refine the bound to the end, even while it hardly rises.
         params: constants of the search, at effort 1.
         progress: called at every stage of the search.
 
     Raises:
         InfeasibleError: no plan fits, or a table has no option left.
-        InputError: the plan in use belongs to another model or world size; or the aim is not the
-            nominal time and there are fewer than two scenarios.
-        KeyboardInterrupt: before any plan was found, or twice, or `stop` is not interruptible.
+        InputError: the plan in use belongs to another model or world size, or an aim other than
+            the nominal time has fewer than two scenarios.
+        KeyboardInterrupt: Ctrl-C came before any plan was found, or twice, or `stop` is not
+            interruptible.
     """
     problem = with_scenarios(check_plan_in_use(problem))
     params = params.scaled(stop.effort)
@@ -107,7 +107,7 @@ def solve(
         return with_any_plan(state)
 
     def search(subproblem: Problem) -> Result:
-        """Search over plans whose shards fit the memory that the topology leaves for them."""
+        """Search the plans whose shards fit the memory that the topology leaves for shards."""
         spaces = list_spaces(subproblem, stop)
         state = first_with_plans(explore(subproblem, space) for space in spaces)
         state = with_host_memory(state, spaces[-1], lambda space: explore(subproblem, space))

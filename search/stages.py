@@ -1,4 +1,4 @@
-"""The stages of a search, each from state to state; `search.solve` says in which order."""
+"""Stages of a search: each takes a state and returns a new one. `search.solve` has their order."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from search.state import State
 from search.stop import Stop
 
 ROUNDING = 1e-9
-"""Share by which sums of the same times in another order may differ, and more."""
+"""Relative tolerance, above the rounding error of a sum that is taken in another order."""
 
 GIVEN = "given start"
 
 
 def list_spaces(problem: Problem, stop: Stop) -> list[Space]:
-    """List the spaces to search, each larger than the one before: without host memory if the bytes
-    fit, with host memory only behind a cache, with all options.
+    """List the spaces to search, smallest first: device memory only, if the tables' bytes fit; host
+    memory behind a cache; all options.
 
     Raises:
         InfeasibleError: a table has no option left.
@@ -106,7 +106,7 @@ def with_plan_in_use(state: State) -> State:
 
 
 def with_starts(state: State, plans: Sequence[ShardingPlan]) -> State:
-    """Add given plans, of another setting for instance, if they are plans of the space."""
+    """Add given plans, such as those of another setting, if they are plans of the space."""
     objective = state.tools.objective
     starts = [a for plan in plans if (a := objective.assignment_of(plan)) is not None]
     times = objective.score(starts).tolist()
@@ -117,7 +117,7 @@ def with_starts(state: State, plans: Sequence[ShardingPlan]) -> State:
 def with_bound(state: State) -> State:
     """Prove a first bound; its linear programs later propose plans."""
     tools = state.tools
-    if _is_given(state) or tools.stop.reached():
+    if _no_moves_allowed(state) or tools.stop.reached():
         return state
     # in a large problem listing the bound's choices takes about as long as everything before it
     if tools.is_large and tools.stop.remaining_s < tools.stop.elapsed_s:
@@ -137,7 +137,7 @@ def with_bound(state: State) -> State:
 def with_proposals(state: State, searchers: Sequence[str]) -> State:
     """Add the plans of each searcher: ``annealing``, ``cpsat``, ``optuna``."""
     for name, (propose, stage, fraction) in PROPOSERS.items():
-        if name in searchers and not _is_given(state) and not state.tools.stop.reached():
+        if name in searchers and not _no_moves_allowed(state) and not state.tools.stop.reached():
             state.show(stage, fraction)
             candidates = _until_interrupted(state, propose(state), stage, fraction)
             state = state.adding(candidates)
@@ -164,8 +164,8 @@ def _until_interrupted(
         tools.stop.interrupt()
 
 
-def _is_given(state: State) -> bool:
-    """True if no table may move from the plan in use."""
+def _no_moves_allowed(state: State) -> bool:
+    """Return True if no table may move from the plan in use."""
     limit = state.tools.objective.space.in_use
     return limit is not None and limit.max_moves == 0
 
@@ -198,9 +198,10 @@ def first_with_plans(states: Iterable[State]) -> State:
 def with_host_memory(state: State, whole: Space, explore: Callable[[Space], State]) -> State:
     """Try more tables in host memory, or host memory without a cache.
 
-    Return the state of that larger space if its gain exceeds the stated error of lookups, else the
-    given state with a note. The larger space is skipped where device memory is ample or a search
-    takes long. A plan that wins only by fewer host launches is rejected: it costs the devices more.
+    Return the state of that larger space if its best plan is faster by more than the stated error
+    of lookups, else the given state with a note. The larger space is skipped where device memory is
+    ample or a search takes long. A plan that wins only because the host launches less is rejected:
+    its devices have more to do.
 
     Args:
         whole: the space with all options.
@@ -217,7 +218,7 @@ def with_host_memory(state: State, whole: Space, explore: Callable[[Space], Stat
     where = "in host memory " + ("without a cache" if cached else "(UVM kernels)")
 
     def left_out(why: str) -> State:
-        text = f"Plans with tables {where} are left out, also by the bound: {why}"
+        text = f"Neither search nor bound covers plans with tables {where}: {why}"
         return replace(state, notes=(text,))
 
     if tools.is_large or stop.remaining_s <= 0:
@@ -228,21 +229,24 @@ def with_host_memory(state: State, whole: Space, explore: Callable[[Space], Stat
         tools.params.bound_steps, best_ms, lambda ms: ms >= enough_ms or time_is_up()
     )
     if bound_ms >= enough_ms:
-        return left_out(f"none is more than {error:.0%} faster, the error of lookups")
+        return left_out(f"none is faster by more than the stated error of lookups ({error:.0%})")
     other = explore(larger)
     if other.best_ms >= enough_ms:
-        return left_out(f"no plan was found that is more than {error:.0%} faster")
+        return left_out(
+            "no plan was found that is faster by more than the stated error of lookups "
+            f"({error:.0%})"
+        )
     if cached and _devices_ms(other) > _devices_ms(state):
         return left_out(
-            f"one takes {other.best_ms:.4g} ms because the host launches less, but its devices "
-            "have more to do"
+            f"the best takes {other.best_ms:.4g} ms, but only because the host launches less; its "
+            "devices have more to do"
         )
     kernels = (ComputeKernel.FUSED_UVM,) if cached else UVM_KERNELS
     tables = sum(option.compute_kernel in kernels for option, _ in other.incumbents[0].assignment)
     text = (
-        f"{tables} tables are {where}, whose kernels are not validated: that is "
+        f"{tables} tables are {where}, whose kernels are not validated: the plan is "
         f"{best_ms / other.best_ms - 1:.0%} faster than the best plan without, more "
-        f"than the {error:.0%} that lookups may be wrong by"
+        f"than the stated error of lookups ({error:.0%})"
     )
     return replace(other, notes=(text,))
 
@@ -280,8 +284,8 @@ def choose(state: State, tolerance: float | None) -> ChosenPlans:
 
 
 def near_in_use(state: State, chosen: ChosenPlans, top_k: int) -> ChosenPlans:
-    """Return the best chosen plans with ranks renamed to be nearest to the plan in use, and without
-    moves that do not pay for themselves."""
+    """Return the best chosen plans, with ranks renumbered so that the least moves away from the
+    plan in use, and without moves that do not pay for themselves."""
     objective, in_use = state.tools.objective, state.tools.problem.in_use
     ranked = [rename_ranks(objective, c) for c in chosen.ranked[:top_k]]
     if in_use is not None and in_use.horizon is not None and not chosen.scenarios:
@@ -290,7 +294,7 @@ def near_in_use(state: State, chosen: ChosenPlans, top_k: int) -> ChosenPlans:
 
 
 def with_full_bound(state: State, prove: bool) -> State:
-    """Tighten the bound towards the fastest plan; after Ctrl-C keep what was proven before.
+    """Tighten the bound towards the fastest plan; after Ctrl-C keep the bound proven so far.
 
     If time was up before the bound of a large problem began, nothing is proven, and a note says so:
     listing what the bound chooses from takes seconds (4 for 1000 tables on 128 ranks).
@@ -352,4 +356,4 @@ PROPOSERS: Mapping[str, tuple[Callable[[State], Iterable[Candidate]], str, float
     "cpsat": (propose_by_cpsat, "CP-SAT", 0.5),
     "optuna": (propose_by_study, "Optuna study", 0.6),
 }
-"""Searcher -> function that proposes plans, stage name, fraction of the work spent by then."""
+"""Searcher -> function that proposes plans, stage name, fraction of the work done before it."""

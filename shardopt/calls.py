@@ -1,5 +1,5 @@
-"""Calls from Python: `plan`, `predict` and `explain`, from a model file or a module to an answer
-that a notebook shows. The same work as the commands of these names, by the same names.
+"""Calls from Python: `plan`, `predict` and `explain` do what the commands of these names do, for a
+model file or a module. Their answers show as tables in a notebook.
 """
 
 from __future__ import annotations
@@ -140,26 +140,26 @@ def plan(
     cache: bool = True,
     **options: Any,
 ) -> Planned:
-    """Search for the sharding plan with the shortest predicted iteration.
+    """Search for the sharding plan with the shortest predicted iteration time.
 
-    Its rows are the ranking, and the plans of other methods: ``found_by``, ``iteration_ms``, and
-    for those that were found ``low_ms`` and ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest
-    rank.
+    The rows of the answer are the ranked plans, then those of other methods. All have ``found_by``
+    and ``iteration_ms``; ranked plans also have the 90 % interval ``low_ms`` to ``high_ms``, and
+    ``hbm_bytes`` of the fullest rank.
 
     Args:
-        model: a model file, or the module that is trained, unsharded; then ``batch_size`` is
-            needed, and the module is captured as by `shardopt.torchrec.to_yaml`.
+        model: a model file, or the unsharded module that is trained. A module needs ``batch_size``
+            and is captured as by `shardopt.torchrec.to_yaml`.
         gpus: number of ranks.
-        stats: files of ``shardopt stats``, whose pooling factors and index distributions count;
-            several are windows of data.
+        stats: files of ``shardopt stats`` with pooling factors and index distributions; several
+            files are windows of data.
         capture: further arguments of `to_yaml` for a module, such as ``dense_optimizer``,
             ``dense_data_type``, ``example_inputs``, ``train_pipeline`` or ``constraints``.
-        cache: take the answer to the same input from the user's cache, and keep it there.
-        options: those of ``shardopt plan`` by their names, such as ``hardware``, ``cluster``,
+        cache: keep the answer in the user's cache, and reuse it for the same input.
+        options: options of ``shardopt plan`` by name, such as ``hardware``, ``cluster``,
             ``batch_size``, ``effort``, ``time_limit`` (s), ``top_k`` and ``objective``.
 
     Raises:
-        InputError: something given cannot be used; says what is allowed.
+        InputError: an argument cannot be used; the message says what is allowed.
         InfeasibleError: no plan fits.
     """
     given = _checked({"gpus": gpus, **options}, PlanRequest)
@@ -174,7 +174,7 @@ def plan(
         result_cache = ResultCache.of_user() if cache else None
         planned = answer.plan(request, cache=result_cache)
     if not isinstance(model, str | PathLike):
-        # the file written of the module is gone, so no plan can be made from it again
+        # the temporary model file is gone, so the plan cannot be reproduced from it
         made_by = planned.head[MADE]
         settings = {name: value for name, value in made_by["settings"].items() if name != "model"}
         planned = replace(planned, head={**planned.head, MADE: {**made_by, "settings": settings}})
@@ -185,7 +185,7 @@ def plan(
         document.best.sharding_plan,
         document.best.prediction,
         plan="the best plan",
-        # with a plan in use the bound is of the plans near it alone
+        # with a plan in use the bound holds only for plans near it
         bound_ms=None if document.from_ is not None else document.lower_bound_ms or None,
         constraints=document,
     )
@@ -206,16 +206,16 @@ def predict(
     capture: dict[str, Any] | None = None,
     **options: Any,
 ) -> Answered:
-    """Predict the iteration of one plan or several.
+    """Predict the iteration time of one plan or several.
 
-    Its rows are a plan each, in the order given: ``plan``, ``iteration_ms``, ``low_ms`` and
-    ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest rank.
+    The answer has a row for each plan, in the order given: ``plan``, ``iteration_ms``, the 90 %
+    interval ``low_ms`` to ``high_ms``, and ``hbm_bytes`` of the fullest rank.
 
     Args:
         model, gpus, stats, capture: as in `plan`.
-        plans: plan files, loaded plans, what `plan` gave, or what `from_torchrec` made.
-        options: ``hardware``, ``cluster``, ``batch_size`` and the like, as in `plan`; ranks and
-            hardware are those of the first plan unless they say otherwise.
+        plans: plan files, loaded plans, or results of `plan` or `from_torchrec`.
+        options: ``hardware``, ``cluster``, ``batch_size`` and others, as in `plan`; by default
+            ranks and hardware are those of the first plan.
 
     Raises:
         InputError: a plan does not fit the model or the machine.
@@ -249,8 +249,8 @@ def explain(
 ) -> Answered:
     """Explain where the time of a plan goes and what would help; compare further plans with it.
 
-    Its rows are the plan ``as it is``, then what would change its time: ``change``,
-    ``iteration_ms``. Arguments and errors are those of `predict`.
+    The rows of the answer, ``change`` and ``iteration_ms``, are the plan ``as it is``, then changes
+    that would affect its time. Arguments and errors are those of `predict`.
     """
     document = predict(model, plans, gpus, **options).explained()
     changes = [("as it is", document.iteration_ms)]
@@ -261,7 +261,7 @@ def explain(
 
 
 def _given_plan(plan: Any) -> ShardingPlan | Path:
-    """A plan that `predict` was given, or the path of its file."""
+    """Return a plan that `predict` was given, or the path of its file."""
     if isinstance(plan, Planned):
         return plan.plan
     if isinstance(plan, ShardingPlan):
@@ -269,8 +269,8 @@ def _given_plan(plan: Any) -> ShardingPlan | Path:
     if isinstance(plan, str | PathLike):
         return Path(plan)
     raise InputError(
-        f"a plan is given as a {type(plan).__name__}; give a plan file, what plan or load_plan "
-        "gave, or a plan of TorchRec as shardopt.from_torchrec(plan, module)"
+        f"a plan is given as a {type(plan).__name__}; give a plan file, a result of plan or "
+        "load_plan, or convert a plan of TorchRec with shardopt.from_torchrec(plan, module)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Plans as users load them: with the way to TorchRec at hand."""
+"""Plan files for users: load, save, and convert to TorchRec's plans."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_plan(path: str | PathLike[str]) -> LoadedPlan:
 
 
 def save_plan(plan: ShardingPlan, path: str | PathLike[str]) -> None:
-    """Write a plan file, such as of what `shardopt.from_torchrec` made.
+    """Write a plan file, for instance of a plan from `shardopt.from_torchrec`.
 
     Raises:
         InputError: the file cannot be written.

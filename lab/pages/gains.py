@@ -40,7 +40,7 @@ class GainRow:
         setting: preparation before the plans were chosen.
         mean: mean gain, with its 95 % interval; None where that is not known.
         expected: mean gain that `plan` printed; None where it is not recorded.
-        words: further remarks.
+        words: remarks.
     """
 
     setting: str
@@ -52,7 +52,7 @@ class GainRow:
 
 
 def gain_rows(folder: Path, models: Sequence[str] = ("all",)) -> Iterator[GainRow]:
-    """Yield every set, from the shipped profile to confirmed plans, the outside clock's last.
+    """Yield every set, from the shipped profile to confirmed plans; independent timings come last.
 
     Args:
         folder: docs/accuracy.
@@ -122,11 +122,11 @@ def _outside() -> Iterator[GainRow]:
         ends = (row["low"], row["high"])
         words = [" ".join(f"{100 * gain:+.1f}" for gain in gains) + " %"] if gains else []
         if row["itself"]:
-            words.append(f"TorchRec's plan against itself {percent(row['itself'])}")
+            words.append(f"TorchRec's plan differs from itself by {percent(row['itself'])}")
         if row["held"]:
-            words.append(f"interval held in {row['held']} of {row['models']}")
+            words.append(f"{row['held']} of {row['models']} gains in their interval")
         yield GainRow(
-            f"outside clock: {row['setting']}",
+            f"timed independently: {row['setting']}",
             int(row["models"]),
             statistics.fmean(gains) if gains else float(row["mean"]),
             (float(ends[0]), float(ends[1])) if all(ends) else None,
@@ -137,7 +137,7 @@ def _outside() -> Iterator[GainRow]:
 
 def gain_table(rows: Sequence[GainRow]) -> Iterator[str]:
     """Yield the rows as a table, with expected gains beside measured ones."""
-    yield from table_head("plans chosen with", "models", "mean gain", "expected", "what else")
+    yield from table_head("plans chosen with", "models", "mean gain", "expected", "remarks")
     for row in rows:
         ends = row.interval and tuple(percent(end, "+") for end in row.interval)
         between = f" ({ends[0]} to {ends[1]})" if ends else ""
@@ -164,10 +164,9 @@ def optimism(folder: Path) -> str:
     measured, expected = float(ours["mean measured"]), float(ours["mean expected"])
     return (
         "*Expected* is the gain that `plan` prints. With the machine calibrated it is "
-        f"{points('expected - measured', 'from', 'to')} points too high, and the gain of "
-        "the predicted times alone "
-        f"{points('optimism', 'optimism from', 'optimism to')}: {100 * measured / expected:.0f} % "
-        "of the expected gain is measured, and 90 % intervals hold "
-        f"{percent(ours['in the interval'])} of the gains. With the shipped profile of another "
-        f"machine they hold {percent(shipped['in the interval'])}."
+        f"{points('expected - measured', 'from', 'to')} percentage points too high; the ratio of "
+        f"the predicted times is {points('optimism', 'optimism from', 'optimism to')} too high. "
+        f"The measured gain is {100 * measured / expected:.0f} % of the expected one, and "
+        f"{percent(ours['in the interval'])} of the gains lie in their 90 % interval. With the "
+        f"shipped profile of another machine {percent(shipped['in the interval'])} do."
     )

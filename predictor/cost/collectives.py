@@ -1,10 +1,10 @@
 """Time of collectives by message size, ranks and wiring (docs/model.md, chapter 8).
 
-Ranks nest: NVLink domain, host, world; the network between hosts may have levels of its own, whose
-parts share their links to the others (`NetworkLevel`). NCCL's reductions and all-gather run as
-rings or trees over all ranks (src/graph/tuning.cc), whichever is faster. Gloo has no such rings:
-there a level works on what the one inside has already reduced or will still spread. Transfers of
-the levels are pipelined, so the slowest counts; latencies add.
+Ranks nest: NVLink domain, host, world. The network between hosts may have levels of its own: the
+ranks of a part (a rack, a pod) share its uplinks (`NetworkLevel`). NCCL's reductions and all-gather
+run as rings or trees over all ranks (src/graph/tuning.cc), whichever is faster. Gloo has no such
+rings: each level handles only the part of the buffer that the level inside has already reduced, or
+will later broadcast. Transfers of the levels are pipelined, so the slowest counts; latencies add.
 
 One link. A collective of ``n`` ranks moves ``w = size factor(n)`` bus bytes past the busiest link,
 with the factors of nccl-tests (doc/PERFORMANCE.md). Its time is
@@ -16,16 +16,17 @@ where ``band_j`` rises with slope one from edge ``e_j`` to edge ``e_(j+1)`` and 
 marginal cost of a byte in that band: continuous, and never falling with size.
 
 Over a network whose ``fill`` is ``f``, a reduction or an all-gather of latency ``a`` whose bytes
-take ``x`` past the NICs waits ``2 f sqrt(a x)`` more. Messages are cut into chunks that follow one
-another along the ranks: more chunks pay the latency more often, fewer leave the other ranks
-waiting, and at the best size of a chunk ``a + x`` becomes ``(sqrt(a) + sqrt(x))^2`` (Johnsson and
-Ho 1989; NCCL's chunks shrink with the message, src/enqueue.cc). An all-to-all posts a message to
-every peer, so its latency grows with the peers; the first `NET_CHUNK_MIB` of each go through one
-channel, and those of all peers side by side.
+take ``x`` past the NICs takes ``2 f sqrt(a x)`` longer. Messages are cut into chunks that follow
+one another along the ranks: more chunks pay the latency more often, fewer leave the other ranks
+waiting, and at the best chunk size ``a + x`` becomes ``(sqrt(a) + sqrt(x))^2`` (Johnsson and Ho
+1989; NCCL's chunks shrink with the message, src/enqueue.cc). An all-to-all posts a message to every
+peer, so its latency grows with the peers. The first `NET_CHUNK_MIB` of a message go through one
+channel; the messages to all peers go in parallel.
 
-A thread of the host serves each NIC, and handles one message at a time. Where it is slow
-(`message_us`), messages decide and not bytes: in an all-to-all pieces of `NET_CHUNK_MIB`, in a tree
-that the switch of a rack feeds `tree_chunk_mib`, past `SWITCH_HEADS` of its ranks at most.
+A host thread serves each NIC and handles one message at a time. Where it is slow (`message_us`),
+the number of messages sets the time, not their bytes. A message has `NET_CHUNK_MIB` in an
+all-to-all. In a tree over racks whose switches reduce, it has `tree_chunk_mib`, and at most
+`SWITCH_HEADS` ranks of a rack send.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from predictor.model.topology import Topology
 
 
 def tree_chunk_mib(parts: int) -> float:
-    """Return the MiB that such a tree over ``parts`` domains sends at a time.
+    """Return the chunk size, in MiB, of a tree over ``parts`` domains whose switches reduce.
 
     NCCL 2.26, src/enqueue.cc: NCCL_NVLS_CHUNKSIZE, and half of it from four parts on.
     """
@@ -75,8 +76,8 @@ def bands(w: Array, edges: Sequence[float]) -> Array:
 def rank_cost(curve: Curve, ranks: int) -> float:
     """Return the factor on the marginal costs at this rank count.
 
-    It is the product of the factor of a rank's own part and of that of the wiring. The latter is
-    linear in log2 of the ranks between measured counts.
+    It is the product of two factors: one for the part that a rank keeps, one for the wiring. The
+    second is interpolated linearly in log2 of the ranks between measured counts.
     """
     own = 1.0 + curve.own_part / (ranks - 1)
     if not curve.rank_cost:
@@ -103,7 +104,7 @@ NET_CHUNK_MIB = 0.125
 """Largest piece of a message between two ranks that a channel sends at a time over a network
 (NCCL_P2P_NET_CHUNKSIZE, 128 KiB)."""
 SWITCH_HEADS = 32
-"""Most ranks of a domain whose NICs carry an all-reduce that the switch within adds up
+"""Most ranks of a domain whose NICs carry an all-reduce that the domain's switch reduces
 (NCCL_MAX_NVLS_ARITY)."""
 Array = NDArray[np.float64]
 Op = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gather"]
@@ -117,7 +118,7 @@ class Uplink:
     """Links that the ranks of one part of a network share to reach the others.
 
     Args:
-        curve: of a NIC at the rate of a rank's share.
+        curve: cost curve of a NIC at the rate of a rank's share.
         ranks, ring_ranks, crossings, parts, latency_us: as in `predictor.model.topology`.
     """
 
@@ -134,15 +135,15 @@ class Level:
     """Ranks joined by one link: ``inner`` of them are already joined by faster ones.
 
     Args:
-        group: of the profile that the link's costs per byte come from.
-        curve: of the collective on the link.
+        group: profile group that holds the link's costs per byte.
+        curve: cost curve of the collective on the link.
         kind: ``nvlink``; ``host``: PCIe between the domains of a host, which a ring crosses over
-            one slot; ``nic``: every inner rank has one of its own.
-        tree_cost: factor on the bytes of an all-reduce within while a tree joins the domains.
-        in_network, fill, peer_us_per_mib, message_us: as `predictor.hardware.schema.Inter` has
-            them.
-        switch: an all-reduce that the switch within a domain does.
-        uplinks: of the levels of the network, where ``kind`` is ``nic``.
+            one slot; ``nic``: one NIC for each inner rank.
+        tree_cost: factor on the bytes of an all-reduce inside a domain while a tree joins the
+            domains.
+        in_network, fill, peer_us_per_mib, message_us: see `predictor.hardware.schema.Inter`.
+        switch: cost curve of an all-reduce in the switch of a domain; None without such a switch.
+        uplinks: uplinks of the levels of the network, where ``kind`` is ``nic``.
     """
 
     group: str
@@ -173,12 +174,13 @@ class Level:
         return units.us(float(sum(hops)))
 
     def messages_ms(self, past_nic: Array, chunk_mib: float) -> Array:
-        """Return the time in which the host sends these bytes past a NIC and receives as many."""
+        """Return the host's time to send these bytes past a NIC and to receive as many."""
         return np.asarray(past_nic * (2 * units.us(self.message_us) / units.mib(chunk_mib)))
 
 
 def all_to_all(size: Array, levels: Sequence[Level]) -> Array:
-    """Price an all-to-all: each level carries the bytes whose receivers it joins, all at once."""
+    """Price an all-to-all: each level carries the bytes for the ranks that it joins; all levels run
+    at once."""
     total = levels[-1].outer
     times = []
     for level in levels:
@@ -221,7 +223,7 @@ def ring_or_tree(op: Op, size: Array, levels: Sequence[Level], rings: Array | No
     An all-reduce may also use the reduction of a switch within a domain.
 
     Args:
-        rings: of an all-reduce over NICs, its reduce-scatter and then its all-gather.
+        rings: times of an all-reduce over NICs as a reduce-scatter followed by an all-gather.
     """
     if op != "all_reduce":
         return _ring(op, size, levels)
@@ -233,13 +235,13 @@ def ring_or_tree(op: Op, size: Array, levels: Sequence[Level], rings: Array | No
     if first.switch is None:
         return fastest
     added_up = reduce(size, [replace(first, curve=first.switch), *outer])
-    # NCCL counts on bytes when it chooses, not on messages
+    # NCCL chooses by bytes alone; the time to handle messages comes on top of its choice
     handled = _messages_of_heads(size, levels[-1]) if over_nics and outer else 0.0
     return np.where(added_up < fastest, np.maximum(added_up, handled), fastest)
 
 
 def _messages_of_heads(size: Array, top: Level) -> Array:
-    """Price the hosts' messages in a tree over domains whose switches add up."""
+    """Price the hosts' messages in a tree over domains whose switches reduce."""
     past_nic = size * (_sends(top) / min(top.inner, SWITCH_HEADS))
     return top.messages_ms(past_nic, tree_chunk_mib(top.ranks))
 
@@ -257,8 +259,8 @@ def _pipelined(latency: float, over_hosts: Array, transfer: Array, fill: float) 
     """Add latency, transfer and the wait until the pipeline over the hosts is full.
 
     Args:
-        over_hosts: transfer past the NICs; a domain's own curve has the fill within it.
-        transfer: of the busiest link.
+        over_hosts: transfer time past the NICs; a domain's own curve already contains its fill.
+        transfer: transfer time of the busiest link.
     """
     return np.asarray(latency + transfer + 2 * fill * np.sqrt(latency * over_hosts))
 
@@ -273,7 +275,7 @@ def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
         among = ranks if level.kind == "nvlink" else level.ranks
         over_hosts = transfer_ms(level.curve, bus_bytes / links, among)
         transfers.append(over_hosts)
-        # a hop to a further domain brings those inside it
+        # a hop to another domain adds the hops inside that domain
         inside = (level.ranks - 1) * (level.inner - 1) * first.curve.latency_per_rank_us
         latency += level.latency_ms + units.us(inside)
         for uplink in level.uplinks:
@@ -284,7 +286,7 @@ def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
 
 
 def _tree(size: Array, levels: Sequence[Level]) -> Array:
-    """Price a tree all-reduce over domains that reduce and spread within."""
+    """Price a tree all-reduce over domains that reduce and broadcast inside."""
     *inner, top = levels
     ways = _sends(top)
     transfer = transfer_ms(top.curve, size * (ways / top.inner), top.ranks)
@@ -348,7 +350,7 @@ class Collectives:
     def shares(self, op: Op, scope: Scope) -> list[tuple[str, float]]:
         """Pair each profile group with the share of a message that its link sees.
 
-        A message of that size among the ranks that the link alone joins moves the same bus bytes.
+        Among only the ranks that the link joins, a message of that share moves the same bus bytes.
         """
         levels = self._levels(op, scope)
         if op == "all_to_all":

@@ -2,13 +2,13 @@
 
 A library cuts the output into tiles, runs as many as the device holds at once and repeats: a wave
 that is not full costs as much as a full one (tile and wave quantisation; NVIDIA's Matrix
-Multiplication Background guide). The library is taken to choose the best of the tiles, so the time
-never falls with m, n or k, but for tensor cores where rows become a multiple of 16 bytes
-(`TensorKernels.unaligned_share`). Operands and result cross HBM once: a GPU does that while it
-computes, a CPU core in addition, because it waits for its loads.
+Multiplication Background guide). The library is assumed to choose the fastest tile, so the time
+never falls as m, n or k grows, with one exception: tensor cores are faster where rows become a
+multiple of 16 bytes (`TensorKernels.unaligned_share`). Operands and result cross HBM once. A GPU
+overlaps that with arithmetic; a CPU core waits for its loads, so the two times add.
 
-Tensor cores wait for operands before they are full: an SM takes in 64 bytes a clock, more where SMs
-of a cluster share what one of them loads.
+Loading operands can keep tensor cores below their peak: an SM takes in 64 bytes a clock, more where
+SMs of a cluster share what one of them loads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Array = NDArray[np.float64]
 
 DATA_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 SMALL_TILE = 16
-"""Sides of a result are rounded up to a vector of AVX-512; of five tiles tried, as good as any."""
+"""Tile of a small product: its sides are rounded up to one AVX-512 vector. None of five tile sizes
+that were tried fits better."""
 RESULT_BYTES = DATA_BYTES | {"fp8": 2}
 """Products of fp8 are written as bf16."""
 
@@ -39,7 +40,7 @@ def gemm_ms(
 
     Args:
         dtype: fp32, tf32, fp16, bf16 or fp8.
-        layout: as `batched_ms` takes it.
+        layout: see `batched_ms`.
     """
     return float(products_ms(hw, (m, n, k), dtype, layout))
 
@@ -60,7 +61,7 @@ def products_ms(
 
 
 def _vector_ms(hw: HardwareProfile, m: Array, n: Array, k: Array, dtype: str) -> Array:
-    """Price a product with a vector, or of two (cuBLAS' gemv, and kernels for a depth of 1)."""
+    """Price a matrix-vector or an outer product (cuBLAS' gemv, and kernels for k = 1)."""
     gemm, item = hw.gemm, DATA_BYTES[dtype]
     moving = (item * (m * k + k * n) + RESULT_BYTES[dtype] * m * n) / hw.streaming
     writing = units.us(1e-3 * gemm.outer_ns_per_element) * m * n * (k == 1)
@@ -72,11 +73,11 @@ def batched_ms(
 ) -> float:
     """Return the time in ms of ``count`` products ``[m, k] @ [k, n]``, given as to `gemm_ms`.
 
-    Libraries for GPUs run them as one kernel; those for CPUs one by one (MKL's gemm_batch), large
-    ones as fast as a product alone.
+    Libraries for GPUs run them as one kernel. Libraries for CPUs run them one by one (MKL's
+    gemm_batch), large ones as fast as a single product.
 
     Args:
-        layout: ``n`` or ``t`` for each operand, ``t`` if its columns lie together.
+        layout: ``n`` (rows contiguous) or ``t`` (columns contiguous) for each operand.
     """
     gemm = hw.gemm
     cores = gemm.cores(dtype, batched=count > 1)
@@ -109,13 +110,13 @@ def attention_ms(
 ) -> float:
     """Return the time in ms of the arithmetic of fused attention.
 
-    Blocks of queries go over the SMs in waves, each past all of its keys; the threads of a CPU take
-    rows as they come.
+    Blocks of queries run on the SMs in waves, and each block passes over all of its keys. The
+    threads of a CPU take one row at a time.
 
     Args:
-        heads: of all samples.
+        heads: number of heads of all samples together.
         shape: queries, keys and columns of a head.
-        causal: the last query sees all keys, and one before it one key less.
+        causal: the last query sees all keys, the one before it one key less, and so on.
     """
     gemm, (queries, keys, width) = hw.gemm, shape
     rows, step = (1, 1) if hw.inline else gemm.attention_tile
@@ -174,7 +175,7 @@ def gemm_times(
     Args:
         hbm: achieved bandwidth in bytes/ms.
         shape: m, n and k, each of one shape ``[...]``.
-        layout: of all of them, as `batched_ms` takes it.
+        layout: layout of all of them, see `batched_ms`.
     """
     peak = _peak_tflops(gemm, dtype, name)
     m, n, k = _arrays(shape)
@@ -224,7 +225,7 @@ def tensor_times(
     depth = np.ceil(k / pieces / cores.k_step) * cores.k_step
     filling = cores.prologue_k + np.where(pieces > 1, cores.split_cost_k, 0.0)
     operands = item * (rows + columns)
-    # rows as they lie in memory: of the result, and of operands with their columns together
+    # length of a row in memory, of the result and of each operand by its layout
     rows_of = (n, m if layout[0] == "t" else k, k if layout[1] == "t" else n)
     unaligned = np.logical_or.reduce([(item * row) % 16 > 0 for row in rows_of])
     full = 2 * rows * columns / (units.tflops(tflops) / sms)
@@ -233,7 +234,7 @@ def tensor_times(
     if cores.sm_gb_s is not None:
         loading = operands / units.gb_per_s(cores.sm_gb_s)
         element, full = np.maximum(element, loading), np.maximum(full, loading)
-    # filling a pipeline is latency, which kernels of a lower rate have no more of
+    # filling the pipeline is latency: kernels for unaligned rows have a lower rate, no longer fill
     wave = depth * element + filling * np.where(unaligned, full, element)
     busy = np.ceil(tiles / sms) * wave
     if cores.l2_gb_s is not None:
@@ -247,7 +248,8 @@ def tensor_times(
 
 
 def tiled_flops(gemm: Gemm, sms: int, m: Array, n: Array, k: Array) -> Array:
-    """Return the FLOP that fit into the time of each choice of tile, ``[..., tiles, splits]``."""
+    """Return the FLOP that the device could do in the time of each tile and split,
+    ``[..., tiles, splits]``."""
     sides = np.array(gemm.tiles, dtype=np.float64)
     rows, columns = sides[:, :1], sides[:, 1:]
     pieces = 2.0 ** np.arange(int(np.log2(gemm.split_k)) + 1)

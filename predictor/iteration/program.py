@@ -3,8 +3,8 @@
 After Lin et al. 2024, Algorithm 1, with any number of host threads, streams and collectives in
 flight. The threads of a rank issue operations in program order; streams run theirs in order; a
 collective starts when its last rank arrives. So every time is a maximum over earlier times plus
-constants and costs (Baccelli et al. 1992, Synchronization and Linearity, chapter 2). The program
-reads the same whatever a time is: `timeline` runs it on numbers, `steady_state` on symbols.
+constants and costs (Baccelli et al. 1992, Synchronization and Linearity, chapter 2). The program is
+generic in the type of a time: `timeline` runs it on numbers, `steady_state` on symbols.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ISSUE, RUN, LAUNCH = "issue", "run", "launch"
 
 
 class Program(ABC, Generic[T]):
-    """Threads and streams of all ranks in one iteration, in times of any kind.
+    """Threads and streams of all ranks in one iteration, generic in the type of a time.
 
     Attributes:
-        threads, streams: when each is free.
-        begin: the time before which nothing happens.
+        threads, streams: time at which each is next free.
+        begin: start of the first iteration; nothing happens before it.
     """
 
     threads: dict[str, T]
@@ -36,8 +36,8 @@ class Program(ABC, Generic[T]):
     def run(self, index: int, op: Op) -> tuple[T, T, T, T]:
         """Issue and execute one operation; returns (issue, ready, start, end).
 
-        An operation that does not exist in a plan never ends there. Its stream and its thread stay
-        as they were, and its dependents wait for its own dependencies.
+        An operation that a plan lacks leaves its stream and its thread as they were. Its dependents
+        wait for its dependencies instead.
         """
         host, stream = self.threads[op.thread], self.streams[op.stream]
         latency, inline = self.graph.launch_latency_ms, op.stream in self.graph.inline_streams
@@ -82,8 +82,8 @@ class Program(ABC, Generic[T]):
     def spend(self, time: T, cost: str, index: int, op: Op) -> T:
         """Add the operation's host time (`ISSUE`), its cost (`RUN`) or nothing (`LAUNCH`).
 
-        Where it does not exist, issuing takes no time, and nothing can follow from its run or
-        launch: minus infinity.
+        Where a plan lacks the operation, issuing it takes no time. Its run and its launch return
+        minus infinity, so that no maximum depends on them.
         """
 
     @abstractmethod

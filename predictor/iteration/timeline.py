@@ -27,7 +27,7 @@ PERIOD_TOLERANCE = 1e-9
 class IterationTimes:
     """Times of the operations of one iteration; each array is ``[ops, plans, ranks]`` in ms.
 
-    ``issue`` is when the host had issued an operation, ``ready`` when its own rank could start it.
+    ``issue`` is when the host has issued an operation, ``ready`` when its own rank could start it.
     """
 
     issue: Array
@@ -43,7 +43,7 @@ class Timeline:
     iteration_ms: Array
     steps: tuple[IterationTimes, ...]
     finish_ms: Array
-    """When the last iteration was over on all ranks, ``[plans]``."""
+    """Time at which the last simulated iteration ends on all ranks, ``[plans]``."""
 
 
 class _Clock(Program[Array]):
@@ -97,7 +97,7 @@ class _Clock(Program[Array]):
         )
 
     def meet(self, ready: Array, index: int, op: Op) -> Array:
-        # plans without the collective do not wait; ranks without it keep nobody waiting
+        # plans without the collective do not wait; ranks without it delay no other rank
         arrival = ready if op.ranks is None else self.spend(ready, LAUNCH, index, op)
         return meet(arrival, op.scope, self.graph)
 
@@ -118,10 +118,10 @@ class _Clock(Program[Array]):
             ends.append(float(end[place]))
 
     def _after_filling(self, op: Op, ready: Array, absent: Mask | None) -> Array:
-        """Return when a ready kernel gets the device: after the operation that fills it then.
+        """Return when a ready kernel gets the device: after the kernel that fills it at the time.
 
-        Blocks of a kernel wait behind those of kernels that started before; by the time these have
-        been handed out, the kernel has all but ended.
+        The blocks of a kernel are scheduled after those of kernels that started earlier. By the
+        time the last block of an earlier kernel is scheduled, that kernel has almost ended.
         """
         starting = np.array(np.broadcast_to(ready, self.shape))
         for place in self._places(absent):
@@ -158,8 +158,8 @@ def simulate(graph: Graph, *, plans: int = 1, keep_steps: bool = False) -> Timel
 
     Args:
         graph: the iteration; costs are ``[ranks]`` or ``[plans, ranks]``.
-        plans: size of the leading axis.
-        keep_steps: also return when every operation ran, for breakdown and traces.
+        plans: number of plans that the costs hold.
+        keep_steps: also return the times of every operation, for breakdown and traces.
     """
     clock = _Clock(graph, plans)
     steps: list[IterationTimes] = []
@@ -182,9 +182,10 @@ def simulate(graph: Graph, *, plans: int = 1, keep_steps: bool = False) -> Timel
 
 
 def simulate_once(graph: Graph) -> Timeline:
-    """Run a graph a single time from idle: ``iteration_ms`` is when all of it is over.
+    """Run a graph a single time from idle: ``iteration_ms`` is when its last operation ends.
 
-    The step is kept. Work from before a traced step must be part of the graph.
+    The times of the step are kept. Work left over from before a traced step must be part of the
+    graph.
     """
     clock = _Clock(graph, 1)
     ran = clock.iterate()
@@ -197,7 +198,7 @@ def _period(states: list[Array]) -> Array:
     """Return the period if the last two iterations advanced alike, else NaN; ``[plans]``.
 
     The last stream to finish need not set the pace: a stream that takes longer per iteration but
-    started earlier overtakes it in the end. So the stream that advances most gives the period.
+    started earlier overtakes it eventually. So the stream that advances most gives the period.
     """
     before, last = np.diff(states[-3:], axis=0)
     period = last.max(axis=(0, 2))

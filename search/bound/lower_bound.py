@@ -8,8 +8,8 @@ Once a program is solved, its plans are branched on an exchange: used or not use
 Land and Doig 1960). The node with the least bound is refined first, so the bound is the best known
 at any time; the leaves are single exchange sets.
 
-Plans of a single set are branched at a peak: the longest shard of a stretch of a cycle lies above a
-value, or no plan has the options above it.
+Plans of a single set are branched at a peak, the longest shard of a stretch of a cycle: either it
+is above a value, or the options above that value are excluded.
 
 Why: docs/decisions/0026-bound.md, docs/decisions/0029-time-of-a-search.md.
 """
@@ -37,32 +37,36 @@ the proven value by as much; if it lies lower, the bound is wrong."""
 MAX_SETS = 256
 """Above this many exchange sets, only the leaves of the branch-and-bound tree propose plans."""
 REST = 0.02
-"""Fraction of the tables that may be in exchanges that the optimum uses least."""
+"""Nested sets stop growing once the exchanges left out hold less than this fraction of the tables
+at the optimum."""
 FLOOR_STEPS = 20
 """Refinements made even when time is up: without them next to nothing is proven."""
 WORTH = 5e-3
-"""Rise of the bound, as a fraction, that restarts the patience; a smaller gap needs no note."""
+"""Relative rise of the bound that restarts the patience; a gap below it needs no note."""
 STEADY = 2e-3
 """Rise that restarts the patience once single sets are branched."""
 PATIENCE, LEAST_PATIENCE = 60_000, 120
-"""Choices times refinements, and least refinements, without such a rise before refinement stops."""
+"""Work without such a rise after which refinement stops, in choices times refinements; and the
+least number of refinements."""
 DIVIDING, LEAST_STEPS = 1_000_000, 40
-"""Choices times refinements of the tree with peaks at effort 1, and least refinements."""
+"""Work of branching at peaks at effort 1, in choices times refinements; and the least number of
+refinements."""
 SMALL = 480
-"""Tables times ranks up to which every shard is placed on a rank of one host: 60 tables on 8. On
-two hosts the models are several times as large, and minutes gained three per cent."""
+"""Largest product of tables and ranks for which CP-SAT places every shard on its rank, on one host
+only: 60 tables on 8 ranks. On two hosts its models are several times as large, and minutes of it
+gained three per cent."""
 PLACING = 5.0
-"""Deterministic time of CP-SAT for that at effort 1, about seconds on one core."""
+"""Deterministic time of CP-SAT for that placement at effort 1, about seconds on one core."""
 WIDE, NARROW = 0.05, 0.01
-"""Gap from which placing gets all of its time, less below it; none below the second gap: 26 tables
-on 8 ranks gained a tenth of a percent in a second."""
+"""Gap from which placement gets all of its time, and gap below which it gets none; less time in
+between. Below the second, a second gained a tenth of a percent for 26 tables on 8 ranks."""
 ATTEMPT = 1 / 3
 """Fraction of the remaining work that one attempt may take."""
 SHORT = 0.5
 """Deterministic time that an attempt is always allowed."""
 ABOVE = 1e-4
-"""Fraction above the best plan's time at which nodes are pruned; a bound above that plan would be
-an error, and stays visible."""
+"""Nodes are pruned this fraction above the best plan's time, so that a bound above that plan, which
+would be an error, stays visible."""
 
 
 class UnsoundBoundError(RuntimeError):
@@ -95,7 +99,7 @@ class LowerBound:
         self._problem = problem, space, scorer
         self._patience = patience
         self._raised = 0.0, 0  # bound and refinement at the last rise
-        # nodes to refine or branch, least bound first; then those that are finished
+        # nodes still to refine or branch, least bound first, and nodes that are finished
         self._open: list[Bounded] | None = None
         self._solved: list[Bounded] = []
         self._exchange_shares: dict[Exchange, float] = {}  # by the optimum over all plans
@@ -262,9 +266,9 @@ class LowerBound:
     def promising(self, most: int) -> list[ExchangeSet]:
         """Return the exchange sets that are not refuted, lowest bound first; none before `solve`.
 
-        Equal bounds are ordered by the number of exchanges. Before any set is solved they have the
-        bounds of their families, which do not tell them apart: then the order is by how much of
-        the optimum over all plans a set covers.
+        Sets with equal bounds are ordered by the number of exchanges. Before any set is solved, all
+        have the bounds of their families, which do not tell them apart. Then sets that cover more
+        of the optimum over all plans come first.
         """
         nodes = [*(self._open or ()), *self._solved]
         if not self.sets:
@@ -289,8 +293,9 @@ class LowerBound:
     def _nested(self) -> Iterator[ExchangeSet]:
         """Yield nested sets of the exchanges that the optimum over all plans uses most.
 
-        Used if the sets are too many to list: from the fewest that offer every table an option,
-        adding one exchange at a time while the rest still has more than a few tables.
+        Used if there are too many sets to list. The first set has the fewest exchanges that offer
+        every table an option. Each further set adds one exchange, until the exchanges left out
+        hold only a few tables.
         """
         choices, shares = self.choices, self._all.exchange_shares()
         order = sorted(shares, key=lambda exchange: (-shares[exchange], exchange))
@@ -326,7 +331,7 @@ class LowerBound:
 
     @cached_property
     def sets(self) -> list[ExchangeSet]:
-        """Exchange sets that offer every table an option; empty if they are too many."""
+        """Exchange sets that offer every table an option; empty if there are too many."""
         choices = self.choices
         exchanges = choices.exchanges
         kinds = sorted(set(exchanges))

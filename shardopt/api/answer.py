@@ -1,7 +1,6 @@
-"""A plan from what was asked for: read the inputs, search, predict, and say what follows from it.
+"""From a request to an answer: read the inputs, search, predict, and give advice.
 
-`plan` is that way from end to end. What it returns is what the console, JSON, the plan file and a
-replay are made of.
+`plan` does all of it. Console, JSON, plan file and replay are made from the `Answer` it returns.
 """
 
 from __future__ import annotations
@@ -49,30 +48,30 @@ from shardopt.race import Confirmation
 
 TOP_K = 3
 FREE_EFFORT, FREE_RESERVE = 0.3, 0.5
-"""Search without constraints: its effort, as a share of the search's own, and the share of
-the time left that is not its."""
+"""Search without constraints: its effort as a share of the main search's, and the share of the
+remaining time that it must leave."""
 CUT = ("interrupted", "time")
-"""Ends of a search that another run need not repeat; the plan file says so."""
+"""Reasons to stop after which another run may give another plan; the plan file records them."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The plans that a search found, and all that there is to say of them.
+    """Plans that a search found, with predictions, gains and advice.
 
     Args:
-        result: of the search; its plans are those that were predicted.
-        predictions: of ``result.plans``, in their order.
-        move: from the plan in use to the best plan, where there is one.
-        gain: of the best plan over TorchRec's, where that has one.
-        stakes: how much the choice of a plan matters; None where little was compared.
-        advised: what to change beside the plan; None where nobody asked, or there was no time.
-        constraint_costs: what the model's constraints cost; None where they cost nothing, or
-            nobody asked.
-        deciding: constants whose stated errors could make another plan the faster one.
-        network: the part of the network between hosts in the best plan; None where there is none.
-        head: what plan file and JSON begin with.
-        from_cache: the search was not run.
-        confirmation: what was measured of the plans, whose fastest is then the first.
+        result: result of the search, cut to the plans that were predicted.
+        predictions: predictions of ``result.plans``, in the same order.
+        move: price of the move from the plan in use to the best plan; None without a plan in use.
+        gain: expected gain of the best plan over TorchRec's; None if TorchRec's planner has none.
+        stakes: how much the choice of a plan matters; None if too little was compared.
+        advised: advice on changes besides the plan; None if not requested, or without time.
+        constraint_costs: cost of the model's constraints; None if they cost nothing, or if not
+            requested.
+        deciding: constants whose stated error could make another plan the fastest.
+        network: share of the network between hosts in the best plan; None on one host.
+        head: first keys of plan file and JSON.
+        from_cache: True if the result is cached and no search was run.
+        confirmation: measurements of the plans, of which the first is then the fastest measured.
     """
 
     setting: Setting
@@ -122,8 +121,8 @@ class Answer:
             return f"Plan 1 may gain {words} over TorchRec's plan: only a measurement tells."
         if gain.verdict == "measure":
             return (
-                f"Plan 1 gains {percent(gain.nominal)} over TorchRec's plan if every cost is as "
-                f"predicted, and {words} under their errors: only a measurement tells."
+                f"Plan 1 is predicted to gain {percent(gain.nominal)} over TorchRec's plan, but "
+                f"{words} on average over the errors of all costs: only a measurement tells."
             )
         return (
             f"Keep TorchRec's plan: the best other plan gains {words}, and a gain counts when its "
@@ -132,16 +131,16 @@ class Answer:
 
     @property
     def is_interrupted(self) -> bool:
-        """The user ended the search or the measurement."""
+        """True if the user ended the search or the measurement."""
         measured = self.confirmation is not None and self.confirmation.interrupted
         return measured or self.result.stopped_by == "interrupted"
 
     def plan_text(self) -> str:
-        """The plan file of the best plan."""
+        """Return the text of the best plan's file."""
         return _plan_file(self.result.best.plan, self.file_head)
 
     def document(self, in_use: Path | None = None) -> PlanAnswer:
-        """The answer as it is shown.
+        """Return the answer in the form of the console and JSON.
 
         Args:
             in_use: path of the plan in use, as given.
@@ -177,13 +176,13 @@ class Answer:
         return PlanAnswer.model_validate({**self.head, **vars(result), **vars(best), **keys})
 
     def advice_document(self) -> AdviceAnswer:
-        """The advice as it is shown alone."""
+        """Return the advice alone, in the form of the console and JSON."""
         keys = {"setting": self.setting, **advice_keys(self.advised)}
         return AdviceAnswer.model_validate({**self.head, **vars(self.result.best), **keys})
 
     @property
     def file_head(self) -> dict[str, Any]:
-        """Contents of the best plan's file beside its tables."""
+        """Keys of the best plan's file other than its tables."""
         result = self.result
         cut = {"stopped_by": result.stopped_by} if result.stopped_by in CUT else {}
         times = {"iteration_ms": self.best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
@@ -191,14 +190,14 @@ class Answer:
 
 
 def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
-    """The best plans for what is asked for, with advice.
+    """Search the best plans for a request, and add advice.
 
     Args:
-        cache: of results; None to search in any case.
+        cache: cache of results; None to search in any case.
 
     Raises:
         InputError: a file cannot be used, or an option is out of range.
-        ProfileError: there is no such hardware profile.
+        ProfileError: the hardware profile does not exist.
         InfeasibleError: no plan fits.
     """
     request.check()
@@ -210,8 +209,10 @@ def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
 def _keep_torchrecs(
     setting: Setting, result: Result, predictions: list[Prediction]
 ) -> tuple[Result, list[Prediction]]:
-    """The result with TorchRec's plan first, where it fits and breaks nothing: a plan that is
-    predicted to be no faster, beyond what ties differ by, is no reason to change."""
+    """Return the result with TorchRec's plan first, if that plan fits and breaks no constraint.
+
+    A plan that is not predicted to be faster by more than a tie is no reason to leave it.
+    """
     plan = result.baseline_plans[TORCHREC]
     prediction = setting.predict(plan)
     if broken(plan, setting) or not all(rank.fits for rank in prediction.memory):
@@ -225,7 +226,7 @@ def _keep_torchrecs(
     plans, predicted = zip(*[first, *ours][: len(predictions)], strict=True)
     faster = result.fastest or result.best
     fastest = faster if faster.iteration_ms < prediction.iteration_ms else None
-    # ties and scenarios are of the plan that was first
+    # ties and scenarios belong to the plan that was first before
     result = replace(result, plans=plans, fastest=fastest, ties=None, scenarios=())
     return result, list(predicted)
 
@@ -236,10 +237,10 @@ def find_answer(
     cache: ResultCache | None,
     progress: Progress = silent,
 ) -> Answer:
-    """The answer to a request whose files are read.
+    """Return the answer to a request whose files have been read.
 
     Args:
-        stop: of the search; what follows is left out where there is no time for it.
+        stop: limits of the search; later steps are skipped if no time is left.
     """
     seed, options = inputs.request.seed, inputs.options
     result, from_cache = find_plans(
@@ -259,16 +260,15 @@ def find_plans(
     progress: Progress = silent,
     **options: Any,
 ) -> tuple[Result, bool]:
-    """The result that the cache has for the same input, or that of a search; and whether it is from
-    the cache.
+    """Return the cached result for the same input, else search; and True if it was cached.
 
     Args:
-        options: further ones of `search.solve.solve`.
+        options: further options of `search.solve.solve`.
     """
     options = {"searchers": SEARCHERS, **options}
 
     def search() -> Result:
-        # the solvers are imported only once the input is known to be good, and to be new
+        # the solvers are imported only for input that is valid and not cached
         from search.solve import solve
 
         varied = replace(problem, scenarios=scenarios.of(problem))
@@ -282,12 +282,14 @@ def find_plans(
 def answer_of(
     setting: Setting, result: Result, head: Mapping[str, Any], stop: Stop | None = None
 ) -> Answer:
-    """Return the answer of a search in its setting: the best plan, and as many others as there
-    is time to predict. Anything else that there is no time for is left out."""
+    """Return the answer of a search: the best plan, and as many others as there is time to predict.
+
+    Further steps are skipped if no time is left.
+    """
     stop = stop or Stop()
     problem = setting.problem()
     shards = ShardLoads(problem.workload, problem.topology, problem.hardware)
-    problem = replace(problem, loads=shards)  # shared by all of the below
+    problem = replace(problem, loads=shards)  # shared by all steps below
     predictions: list[Prediction] = []
     last_s = 0.0
     for ranked in result.plans:
@@ -321,7 +323,7 @@ def answer_of(
 
 
 def advise_only(inputs: Inputs, stop: Stop) -> Answer:
-    """Advice at the plan of the best baseline; nothing is searched, so nothing is proved.
+    """Return advice for the plan of the best baseline; without a search nothing is proved.
 
     Raises:
         InfeasibleError: no baseline fits.
@@ -330,8 +332,8 @@ def advise_only(inputs: Inputs, stop: Stop) -> Answer:
     first = first_plan(setting.problem(), seed, lambda: stop.remaining_s <= 0)
     if first is None:
         raise InfeasibleError(
-            "no plan of TorchRec's planner or of a simple rule fits, so there is none to price "
-            "settings at; plan without advice alone"
+            "no plan of TorchRec's planner or of a simple rule fits, so there is no plan to advise "
+            "on; leave out --advice-only to search for one"
         )
     prediction = setting.predict(first.plan)
     first = replace(first, iteration_ms=prediction.iteration_ms)
@@ -343,7 +345,7 @@ def advise_only(inputs: Inputs, stop: Stop) -> Answer:
 
 
 def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
-    """Add the price of the model's constraints to an answer; nothing where no time is left."""
+    """Add the cost of the model's constraints to an answer, if there is time left."""
     left_s = None
     if stop.time_limit_s is not None:
         left_s = stop.time_limit_s - stop.elapsed_s
@@ -358,16 +360,16 @@ def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
 
 
 def followed_up(answer: Answer, stop: Stop) -> Answer:
-    """The answer, with what its constraints cost and what to change beside its plan, as far as
-    there is time."""
+    """Add the cost of constraints, and advice on changes besides the plan, as far as there is
+    time."""
     return with_advice(with_constraint_costs(answer, stop), stop)
 
 
 def with_advice(answer: Answer, stop: Stop, effort: float | None = None) -> Answer:
-    """Add advice on changes beside the plan to an answer; nothing where no time is left.
+    """Add advice on changes besides the plan to an answer, if there is time left.
 
     Args:
-        effort: of planning again for the best changes; that of the search if None.
+        effort: effort of planning again for the best changes; None for that of the search.
     """
     if stop.is_interrupted:
         return answer
@@ -383,13 +385,13 @@ def with_advice(answer: Answer, stop: Stop, effort: float | None = None) -> Answ
 
 
 def apply_advice(answer: Answer, request: PlanRequest, numbers: Sequence[int], path: Path) -> str:
-    """Write the model file with some of the advice, by number from 1.
+    """Write a copy of the model file that follows some of the advice, by number from 1.
 
     Returns:
-        The text of the plan file that goes with it.
+        The text of the plan file for that copy.
 
     Raises:
-        InputError: there is no such advice, or the file cannot be written.
+        InputError: no advice has such a number, or the file cannot be written.
     """
     assert request.model is not None
     best = answer.result.best.plan
@@ -404,7 +406,7 @@ def apply_advice(answer: Answer, request: PlanRequest, numbers: Sequence[int], p
 
 
 def _plan_file(plan: ShardingPlan, head: Mapping[str, Any]) -> str:
-    """The text of a plan file, whose ranks are those of the plan itself."""
+    """Return the text of a plan file, with the plan's own ranks."""
     ranks = ("world_size", "local_world_size")
     meta = {key: value for key, value in head.items() if key not in ranks}
     return plan_text(plan_to_dict(replace(plan, meta=meta)))

@@ -61,7 +61,7 @@ class Facts(JsonObject):
 
 
 class Change(JsonObject):
-    """Settings beside the plan, with the time they give."""
+    """Settings outside the plan, with the predicted time under them."""
 
     iteration_ms: float
     gain: float = key("Share of the time per sample that goes.")
@@ -116,7 +116,7 @@ class Considered(JsonObject):
 
 
 class AdviceKeys(JsonObject):
-    """Advice on settings beside the plan."""
+    """Advice on settings outside the plan."""
 
     advice: list[SingleChange] = key("Single settings, best first.")
     together: JointChange | None = key("Several of them, where that gains more.")
@@ -449,7 +449,7 @@ class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
 
     @property
     def lever(self) -> SingleChange | None:
-        """Best change beside the plan, where it gains more than the plan itself does."""
+        """Best change besides the plan, if it gains more than the plan itself."""
         gained = 0.0 if self.expected_gain is None else self.expected_gain.mean
         return next((entry for entry in self.advice[:1] if entry.gain > gained), None)
 

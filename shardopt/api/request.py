@@ -1,5 +1,7 @@
-"""Requests as values: a machine to plan for, and a plan; from a command line, a script or a plan
-file. Imports nothing heavy, as commands make their flags of these."""
+"""Requests for a plan on a machine, as values: from a command line, a script or a plan file.
+
+Imports nothing heavy, because commands derive their flags from these classes.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +16,38 @@ from predictor.errors import InputError, PlanError, did_you_mean
 from shardopt.files import refuse_streams
 
 HORIZON = 10_000
-"""Steps over which a move must pay for itself unless the request says otherwise."""
+"""Default number of steps within which a move must pay for itself."""
 SEARCHERS = ("annealing",)
 """Searchers of `all`: CP-SAT and Optuna gain nothing beside it."""
 MAX_SEED = 2**31 - 1
 MAX_TOP_K = 1000
 MADE = "made_by"
-"""Key of a plan file that says what made it."""
+"""Key of a plan file for the inputs that made it."""
 NEVER_REPLAYED = frozenset(
     [
         *("apply", "tune", "trials", "objectives", "storage", "study"),
         *("replay", "output", "o", "help", "h"),
     ]
 )
-"""Options that write, connect to something or are another command: no plan file of ours names one,
-and one that does is refused whole."""
+"""Options that write, connect or run another command. A plan file that sets one is refused; ours
+never do."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine to plan for. None leaves a choice to the cluster file, the plan, the model file or
-    the hardware profile, in this order.
+    """Machine to plan for. A field that is None is taken from the cluster file, the plan, the model
+    file or the hardware profile, in this order.
 
     Args:
         gpus: number of ranks.
-        gpus_per_node: ranks of one host; ``min(8, gpus)`` if no file says.
+        gpus_per_node: ranks of one host; ``min(8, gpus)`` if no file has it.
         cluster: cluster file, instead of ``gpus`` and ``gpus_per_node``.
         hardware: name or path of a hardware profile.
-        network: kind of network between hosts, instead of the one that the cluster file, the plan
-            or the profile has.
+        network: kind of network between hosts, instead of that of the cluster file, the plan or
+            the profile.
         hbm_gib, ddr_gib: device and host memory per rank.
-        reserve: share of device memory kept free, in [0, 1); if None, by whether activations are
-            known.
+        reserve: share of device memory kept free, in [0, 1); the default depends on whether
+            activations are known.
         batch_size: samples per rank and iteration.
     """
 
@@ -62,8 +64,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class PlanRequest(Machine):
-    """Request of ``shardopt plan``: its options by their names, which the command line describes;
-    None for an option that was left out."""
+    """Request of ``shardopt plan``: its options by name, as ``--help`` describes them; None for an
+    option that was left out."""
 
     model: Path | None = None
     strict: bool = False
@@ -101,13 +103,13 @@ class PlanRequest(Machine):
 
     @property
     def inputs(self) -> list[Path]:
-        """The files that are read for certain; the model and others may name more."""
+        """Files that are read in any case; the model and others may name more."""
         named = (self.model, self.cluster, self.from_)
         return [*(path for path in named if path is not None), *self.windows]
 
     def check(self) -> None:
-        """Refuse options that are out of range or say nothing without another; those of `Machine`
-        are checked as they are used.
+        """Refuse options that are out of range or that need another option. Those of `Machine` are
+        checked when they are used.
 
         Raises:
             InputError: says which option, and what is allowed.
@@ -120,7 +122,7 @@ class PlanRequest(Machine):
         check_number("tie", self.tie, 0, 1)
         if self.renamed is not None and self.from_ is None:
             raise InputError(
-                "renamed says which tables of a plan in use have other names now; name that plan, "
+                "renamed says which tables of a plan in use have other names now; give that plan, "
                 "too",
                 inputs=("renamed", "from"),
             )
@@ -130,14 +132,14 @@ class PlanRequest(Machine):
                 continue
             if self.from_ is None:
                 raise InputError(
-                    f"{name} limits the changes to a plan in use; name that plan, too",
+                    f"{name} limits the changes to a plan in use; give that plan, too",
                     inputs=(name, "from"),
                 )
             if not low <= value < math.inf:
                 raise InputError(f"{name} is {value}; it must be at least {low}", inputs=(name,))
 
     def settings(self) -> dict[str, Any]:
-        """The options that are not as they are by default, as `read_request` takes them."""
+        """Return the options that differ from their defaults, in the form of `read_request`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         changed = [field.name for field in fields(self) if values[field.name] != field.default]
         order = sorted(changed, key=lambda name: name != "model")
@@ -148,18 +150,18 @@ class PlanRequest(Machine):
 def read_request(
     settings: Mapping[str, Any], where: str, model: Path | None = None
 ) -> tuple[PlanRequest, list[str]]:
-    """A request out of a file that may come from anybody.
+    """Read a request from a file that may come from anybody.
 
-    Only the options of `PlanRequest` are taken, by their names and of their types: no word of the
-    file is a command line.
+    Only options of `PlanRequest` with values of their types are accepted; nothing in the file is
+    run as a command line.
 
     Args:
         settings: name -> value.
         where: the file, for messages.
-        model: the model file, if it is not where ``settings`` say.
+        model: path of the model file, if it differs from the one in ``settings``.
 
     Returns:
-        The request, and the names that are no options of it, which were left out.
+        The request, and the names that are not options, which are ignored.
 
     Raises:
         PlanError: a value has the wrong type, there is no model, or an option is one that a plan
@@ -174,8 +176,8 @@ def read_request(
     for name, value in settings.items():
         if name.strip("-").replace("-", "_") in NEVER_REPLAYED:
             raise PlanError(
-                f"{where}: its settings hold '{name}', which no plan file may set; plan again with "
-                "the options that you trust"
+                f"{where}: its settings contain '{name}', which no plan file may set; plan again "
+                "with the options that you trust"
             )
         if name not in names:
             left_out.append(f"{name}{did_you_mean(name, names)}")
@@ -186,7 +188,7 @@ def read_request(
     elif "model" not in values:
         raise PlanError(f"{where}: does not say which model file it was made from; give MODEL")
     try:
-        # in JSON a path is a text; strict, so that no text is a number
+        # JSON, in which a path is a string; strict, so that a string is never read as a number
         request = TypeAdapter(PlanRequest).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
@@ -201,10 +203,10 @@ def read_request(
 
 
 def check_number(name: str, value: float | None, low: float, high: float) -> None:
-    """Refuse a value outside ``low`` to ``high``; None is one that was not given.
+    """Refuse a value outside ``low`` to ``high``; None, an option that was not given, passes.
 
     Args:
-        name: of the option, with underscores.
+        name: name of the option, with underscores.
     """
     if value is not None and not low <= value <= high:
         raise InputError(

@@ -99,9 +99,9 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
     cores = len(available_cores())
     if here > cores:
         raise InputError(
-            f"the plans are for {here} ranks, but this process may use {cores} cores, and ranks "
-            "that share one measure each other's load; run plans for fewer ranks, or join "
-            "ranks of several hosts with torchrun"
+            f"the plans are for {here} ranks, but this process may use only {cores} cores, and "
+            "ranks that share a core disturb each other's times; run plans for fewer ranks, or "
+            "join ranks of several hosts with torchrun"
         )
     if not joined:
         check_memory(job, available_bytes())
@@ -116,7 +116,7 @@ def check_layers(workload: Workload) -> None:
     """
     if not workload.training:
         raise InputError(
-            f"model '{workload.name}' has mode inference, which is predicted, and not run here; "
+            f"model '{workload.name}' has mode inference, which can be predicted but not run here; "
             "set mode: training"
         )
     _ = workload.dlrm
@@ -143,7 +143,7 @@ def _check_ranks(job: Job, expected: int | None) -> None:
 def _check_link(job: Job, link: Link, joined: bool) -> None:
     if joined:
         raise InputError(
-            "a link is for ranks that are started here, but torchrun has started this one; run "
+            "a link needs ranks that this command starts, but torchrun started this one; run "
             "without torchrun, or without a link",
             inputs=("link",),
         )
@@ -169,9 +169,9 @@ def check_memory(job: Job, available: int, ranks: int | None = None) -> None:
     by_rank = ", ".join(f"rank {rank} {format_bytes(need)}" for rank, need in enumerate(needs))
     raise InfeasibleError(
         f"{len(job.plans)} plans built at once need {format_bytes(sum(needs))} of memory "
-        f"({by_rank}), but {format_bytes(available)} are free: "
+        f"({by_rank}), but only {format_bytes(available)} are free: "
         f"{format_bytes(sum(needs) - available)} are missing; run fewer plans at a time, or "
-        "plans of smaller tables"
+        "plans with smaller tables"
     )
 
 

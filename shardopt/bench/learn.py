@@ -138,7 +138,7 @@ def lesson_of(
     strange = sorted({module_type.split(" ", 1)[1] for module_type in lookups} - planned)
     if strange:
         raise InputError(
-            f"the traces hold lookups of {', '.join(strange)} (module and sharding type), and plan "
+            f"the traces hold lookups of {', '.join(strange)} (module and sharding type), but plan "
             f"{name} has {', '.join(sorted(planned))}; give the model and plan of the traced job",
             inputs=("model", "plan"),
         )

@@ -37,11 +37,11 @@ EXIT_USAGE = 2
 EXIT_UNFORESEEN = 70
 EXIT_BROKEN_PIPE = 141
 DEBUG = "--debug"
-"""Flag that shows the traceback of an unexpected error, anywhere among the words."""
+"""Flag that shows the traceback of an unexpected error; it may stand anywhere on the line."""
 CONFIRM, COUNT = "--confirm", 4
-"""An option whose number may be left out, and what it is then."""
+"""Option whose number may be left out, and its default."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""Why nothing more can be written to stdout."""
+"""Errors after which nothing more can be written to stdout."""
 
 # Typer brings its own copy of click since 0.26 and used the package before; the base class of all
 # usage errors is found from the one error that typer exports either way.
@@ -49,8 +49,8 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 USER = "Commands"
 EXIT_CODES = """Exit codes: 0 done; 2 bad usage or input; 3 no plan fits; 4 hardware profile \
-missing, or asked outside its range under --strict; 70 an unexpected error; 130 \
-interrupted and 143 terminated, with the best plan so far written; 141 nobody reads the output."""
+missing, or a cost outside its range under --strict; 70 unexpected error; 130 \
+interrupted or 143 terminated, after writing the best plan so far; 141 nobody reads the output."""
 EPILOG = f"Start with: shardopt plan MODEL --gpus 8 -o plan.json\n\n{EXIT_CODES}"
 
 app = typer.Typer(
@@ -106,8 +106,8 @@ def main(
     """Run one command.
 
     Args:
-        argv: the words after the program's name; those of the process unless given.
-        commands, name: of another program that ends as this one does.
+        argv: words after the program's name; by default those of the process.
+        commands, name: commands and name of another program with the same exit codes.
 
     Returns:
         The exit code; nothing that a user can cause raises.
@@ -134,7 +134,11 @@ def main(
 def _run(
     words: list[str], commands: typer.Typer, name: str, debug: bool, interrupts: Sequence[int]
 ) -> int:
-    """The exit code of a command, whose errors are told here; interrupts are those so far."""
+    """Run a command, report its error, and return its exit code.
+
+    Args:
+        interrupts: exit codes of the signals received so far.
+    """
     try:
         # without standalone mode typer raises usage errors and returns the code of an Exit
         command = typer.main.get_command(commands)
@@ -154,7 +158,7 @@ def _run(
 
 
 def _explain(error: Exception) -> int:
-    """Say what a user can do about an error, to report it where it is ours; the exit code."""
+    """Print an error with what the user can do about it, and return the exit code."""
     if isinstance(error, ShardoptError):
         flags = ", ".join("--" + name.replace("_", "-") for name in error.inputs)
         return _fail(f"{error}\n  flags: {flags}" if flags else str(error), error.exit_code)

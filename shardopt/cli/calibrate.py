@@ -43,24 +43,25 @@ def calibrate(
 
     Options:
         backend: gloo measures CPU ranks, nccl measures GPUs.
-        ranks (N): Number of processes that run the collectives: 2 by default, or 1 where there is
-            one GPU; under torchrun, the processes that it started.
+        ranks (N): Number of processes that run the collectives. The default is 2, or 1 on a machine
+            with one GPU; under torchrun, the processes that it started.
         link (GBIT_S): Emulate two hosts on this machine and measure collectives over a link of this
             rate (Gbit/s each way); needs root and iproute2.
         model (MODEL): First measure the lookups of this model's tables, with the ids that the file
-            describes, and on a GPU the products of its dense part. The profile then prices these
-            tables as measured, and tables not reached in time by the kernel model. It reports its
-            errors on tables that it was not fitted on.
-        quick: Measure fewer points, for a minute.
-        minutes (M): Start no more points after this many minutes and make a profile of those
-            measured; the same command continues. By default 1 with --quick, else no limit.
-        only: Measure this group alone and write it over the base profile, which keeps all others;
-            the host takes less than a minute.
+            describes, and on a GPU the matrix products of its dense part. The profile then prices
+            these tables as measured; the kernel model prices tables that were not reached in time.
+            The report has the errors on tables that were left out of the fit.
+        quick: Measure fewer points, for one minute.
+        minutes (M): Start no more points after this many minutes, and make a profile of the points
+            measured; the same command continues later. The default is 1 with --quick, else no
+            limit.
+        only: Measure only this group and take all others from the base profile; the host takes less
+            than a minute.
 
     Output:
         output (-o PROFILE): Write the hardware profile to this file.
-        rows (FILE): File for the measured rows (CSV), which are saved one by one; rows that it
-            already has are not measured again. By default it lies next to the profile.
+        rows (FILE): File for the measured rows (CSV), which are saved one by one; rows that are
+            already in it are not measured again. By default it lies next to the profile.
     """
     from predictor.errors import InputError
     from shardopt.api.request import check_number
@@ -110,7 +111,7 @@ def calibrate(
         if join is None or join.index == 0:
             with suppress(InputError):  # too few rows
                 _write(settings, run.open_rows(settings, _silent), output, say)
-                say(f"{output} is the profile of the points that are there")
+                say(f"{output} is the profile of the points measured so far")
         raise
     view = None
     if measured is not None:
@@ -154,9 +155,7 @@ def _write(
     points = [point for points in run.points_of(settings) for point in points]
     absent = len(missing(measured.rows, points))
     if absent:
-        say(
-            f"{absent} of {len(points)} points are not measured; the same command goes on with them"
-        )
+        say(f"{absent} of {len(points)} points are not measured yet; the same command continues")
     profile = build_profile(
         measured.rows,
         measured.origin,

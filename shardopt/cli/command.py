@@ -1,18 +1,18 @@
-"""Commands out of plain functions: types say how a flag is read, docstrings what it does.
+"""Commands built from plain functions: types say how a flag is parsed, docstrings what it does.
 
-A parameter is an option named after it, or an argument if it is described as one; one whose type is
-a dataclass stands for the fields of that. Sections of the docstring describe them and become the
-panels of ``--help``; parameters that are not described there are looked up in `FLAGS`, which
-describes what commands share in the same form:
+Each parameter becomes an option of its name, or an argument if the docstring lists it as one. A
+parameter whose type is a dataclass stands for the fields of that class. Sections of the docstring
+describe the parameters and become the panels of ``--help``. `FLAGS` describes the parameters that
+several commands share, in the same form:
 
     Output:
         output (-o FILE): Write the best plan to this file.
 
-In the parentheses are further names of the option, instead of its own where one is long, and what
-stands for its value.
+The parentheses hold further names of the option and the placeholder of its value. A long name in
+them replaces the parameter's own.
 
-A command that gives a `View` has the options ``--json`` and ``--quiet``, which say what is shown of
-it; it declares those that it needs itself.
+A command that returns a `View` gets the options ``--json`` and ``--quiet``; it declares one of them
+only if it reads that option itself.
 """
 
 from __future__ import annotations
@@ -40,58 +40,59 @@ Machine:
     cluster (FILE): Cluster file (YAML) with hosts, ranks per host, NVLink domain, memory and
         hardware; replaces --gpus and --gpus-per-node.
     hardware (NAME|FILE): Hardware profile, by name or file; `shardopt hardware` lists the names.
-        By default that of the cluster file or the plan, else h100-sxm.
-    network (KIND): Network between hosts, in place of the one that the profile assumes: ib-ndr,
+        The default is that of the cluster file or the plan, else h100-sxm.
+    network (KIND): Network between hosts, instead of the one that the profile assumes: ib-ndr,
         ib-ndr-sharp, roce, tcpx, tcpxo, efa-v1, efa-v2, efa-v3, slingshot or nvl72.
-    hbm_gib (GIB): Device memory per GPU in GiB; that of the profile by default.
-    ddr_gib (GIB): Host memory per GPU in GiB; that of the profile by default.
-    reserve (SHARE): Share of the device memory to keep free, for what is not predicted; 0.05 by
-        default, 0.15 where activations are not known.
-    batch_size (N): Samples per GPU and iteration; that of the model file by default.
-    strict: Stop with an error if a cost is outside the range that the profile covers.
+    hbm_gib (GIB): Device memory per GPU in GiB; by default that of the profile.
+    ddr_gib (GIB): Host memory per GPU in GiB; by default that of the profile.
+    reserve (SHARE): Share of the device memory to keep free for uses that are not predicted; 0.05
+        by default, 0.15 if activations are not known.
+    batch_size (N): Samples per GPU and iteration; by default that of the model file.
+    strict: Stop with an error if a cost lies outside the range that the profile covers.
 
 Search:
-    search: The method that proposes plans; `all` uses every method.
+    search: Method that proposes plans; `all` is annealing, as the others gain nothing beside it.
     seed (N): Seed of the search; the same seed gives the same plan.
-    effort (X): Work of the search, as a multiple of the default.
+    effort (X): Amount of search, as a multiple of the default.
     time_limit (S): Stop the search after this many seconds; the plan may then differ from run to
         run.
-    prove: Raise the lower bound as far as it goes. This takes several times as long and gives the
-        same plan.
+    prove: Raise the lower bound as far as possible. The search takes several times as long and
+        gives the same plan.
     top_k (K): Number of plans to show, best first.
-    tie (SHARE): How much slower than the fastest plan the best one may be, if its fullest GPU holds
-        less or it has fewer sharding types or shards. By default a fifth of the stated error, from
-        0.005 to 0.02; with 0 the fastest plan is the best.
+    tie (SHARE): How much slower than the fastest plan a simpler one may be and still come first:
+        one with less memory on its fullest GPU, fewer sharding types or fewer shards. By default a
+        fifth of the stated error, from 0.005 to 0.02; with 0 the fastest plan comes first.
     objective: What to minimise: the predicted time, its mean over the scenarios, or the largest
-        regret in them (how much slower the plan is than the best known of a scenario).
-    scenarios (N|none|FILE): What else could be true: N draws of the errors that the profile states
-        (16 by default), or the scenarios of a file (YAML, JSON). Windows of data are added.
-    stats (FILE,FILE,...): Stats files of two or more windows of data. The plan is predicted for the
-        first; all are scenarios.
-    from_ (FILE): The plan in use (JSON): the search starts from it, and the report says what would
-        move. Ranks and hardware are those of this plan unless you set them. Tables may have been
-        added, removed or resized since.
-    renamed (OLD=NEW,...): Tables of the plan of --from that have been renamed.
-    max_moves (K): Number of tables that may differ from the plan of --from; 0 only predicts that
-        plan.
-    max_gib (GIB): GiB of weights and optimizer state that may move to other ranks, from the plan of
-        --from.
-    horizon (STEPS): Steps over which a move from the plan of --from must pay for itself; 10,000
-        by default.
+        regret (how much slower the plan is than the best plan known for a scenario).
+    scenarios (N|none|FILE): Other conditions to plan for: N draws of the errors that the profile
+        states (16 by default), or the scenarios of a file (YAML, JSON). Windows of data are added.
+    stats (FILE,FILE,...): Stats files of two or more windows of data. The prediction is for the
+        first; all of them are scenarios.
+    from_ (FILE): The plan in use (JSON): the search starts from it, and the report lists the moves
+        away from it. Ranks and hardware are those of this plan unless you set them. Tables may have
+        been added, removed or resized since.
+    renamed (OLD=NEW,...): Tables that have other names now than in the plan of --from.
+    max_moves (K): Number of tables that may differ from the plan of --from; with 0 that plan is
+        only predicted.
+    max_gib (GIB): Largest amount of weights and optimizer state, in GiB, that may move to other
+        ranks than in the plan of --from.
+    horizon (STEPS): Number of steps within which a move from the plan of --from must pay for
+        itself; 10,000 by default.
 
 Measurement:
     rounds (N): Number of rounds; each runs every plan.
     block (N): Iterations of a plan per round.
-    warmup (auto|N): Rounds before the measurement; auto warms up until no plan becomes faster.
+    warmup (auto|N): Rounds to run before the measurement; auto warms up until no plan gets faster.
     link (GBIT_S): Run two ranks as two hosts over an emulated link of this rate (Gbit/s each way);
         needs root and iproute2.
-    runtime: How CPU ranks run: plain as torchrun and a training script run them; tuned with
-        real-time gloo threads and kept memory, which repeats better but no user runs.
+    runtime: How CPU ranks run. plain: as under torchrun and a training script. tuned: gloo threads
+        have real-time priority and freed memory is kept, which repeats better, but is not how
+        users train.
 
 Output:
     json: Print one JSON object on stdout and nothing else.
     output (-o FILE): Write the best plan to this file.
-    quiet: Print the result in a few lines, without progress and notes.
+    quiet: Print only the result, in a few lines, without progress and notes.
 """
 ARGUMENTS, OPTIONS = "Arguments", "Options"
 SECTION = re.compile(r"(\w[\w ]*):")
@@ -100,7 +101,7 @@ ENTRY = re.compile(r"(\w+)(?: \((.*?)\))?: (.*)")
 
 @dataclass(frozen=True)
 class Described:
-    """Docstring of a parameter: its panel, its names, its value's name, its help."""
+    """Docstring of a parameter: its panel, its names, the placeholder of its value, its help."""
 
     panel: str
     names: tuple[str, ...]
@@ -108,7 +109,7 @@ class Described:
     help: str
 
     def option(self, name: str, *, hidden: bool = False) -> Any:
-        """The option of a parameter, for Typer."""
+        """Return the parameter as an option of Typer."""
         own = (
             []
             if any(n.startswith("--") for n in self.names)
@@ -125,7 +126,7 @@ class Described:
 
 
 def describe(text: str) -> tuple[str, dict[str, Described]]:
-    """Split a docstring into its head, with a line a paragraph, and its parameters."""
+    """Split a docstring into its head, one line per paragraph, and its parameters."""
     head: list[str] = []
     described: dict[str, Described] = {}
     panel = name = ""
@@ -160,7 +161,7 @@ def shared() -> dict[str, Described]:
 
 
 def command(function: Callable[..., object], rare: Sequence[str] = ()) -> Callable[..., None]:
-    """The function as Typer takes a command: each parameter with its description.
+    """Return the function as a Typer command: each parameter with its description.
 
     Args:
         rare: parameters that ``--help`` leaves to ``--help-all``.

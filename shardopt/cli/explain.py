@@ -24,7 +24,7 @@ def explain(
         plans (PLAN...): Plan file (JSON) to explain; further plans are compared with it.
 
     Output:
-        html (FILE): Write a web page in one file: timeline, ranks, tables, comparison, sources.
+        html (FILE): Write the report as one web page: timeline, ranks, tables, comparison, sources.
         trace (FILE): Write the predicted timeline to this file, for ui.perfetto.dev or
             chrome://tracing.
     """

@@ -1,4 +1,4 @@
-"""``shardopt hardware`` shows the profiles, ``shardopt cluster`` writes the file of hosts."""
+"""``shardopt hardware`` shows profiles, ``shardopt cluster`` writes a cluster file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def hardware(name: str | None = None) -> View:
     """List the hardware profiles, or show one with the sources of its constants.
 
     Arguments:
-        name ([NAME]): Profile to show, by name or file; without it all are listed.
+        name ([NAME]): Profile to show, by name or file; without a name, all are listed.
     """
     from predictor.hardware.loader import list_hardware, load_hardware
     from shardopt.report.hardware import list_view, profile_view
@@ -28,13 +28,13 @@ def cluster(
     hardware: str | None = None,
     output: Path | None = None,
 ) -> View:
-    """Write a cluster file from what nvidia-smi and the scheduler say.
+    """Write a cluster file from the output of nvidia-smi and the scheduler's list of hosts.
 
     Options:
         from_nvidia_smi (FILE): Output of `nvidia-smi topo -m` on one host; lines of `nvidia-smi -L`
             in the same file name the GPU.
         hosts (N|LIST|FILE): Number of hosts, a list such as 'node[01-04,07]', or the scheduler's
-            file: a name a line, node[01-04], or with slots=8.
+            file: one name or list per line, with or without slots=8.
         output (-o FILE): Write the cluster file here instead of printing it.
     """
     import yaml

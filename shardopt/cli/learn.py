@@ -1,4 +1,4 @@
-"""``shardopt learn``: corrects a hardware profile by traces of the job that runs."""
+"""``shardopt learn``: correct a hardware profile with traces of your own job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def learn(
     batch_size: int | None = None,
     step_ms: float | None = None,
 ) -> View:
-    """Correct a hardware profile by traces of your own job; runs nothing.
+    """Correct a hardware profile with traces of your own job; runs nothing.
 
     Arguments:
         files (TRACE...): Kineto traces of the job, one file per rank: .json, .json.gz, .tar.gz, or
@@ -31,14 +31,14 @@ def learn(
 
     The job:
         model (MODEL): Model file (YAML) of the traced job.
-        plan (PLAN): Plan file (JSON) that it ran under.
-        batch_size (N): Samples per GPU of the traced job; those of the model file by default.
-        step_ms (MS): What a step takes without the profiler, which slows the host down. By default
-            what `shardopt.torchrec.record` wrote into the traces, else an estimate on GPUs.
+        plan (PLAN): Plan file (JSON) that the traced job ran.
+        batch_size (N): Samples per GPU of the traced job; by default that of the model file.
+        step_ms (MS): Time of a step without the profiler, which slows the host down. By default the
+            time that `shardopt.torchrec.record` wrote into the traces, else an estimate on GPUs.
 
     Output:
-        hardware (NAME|FILE): Profile to correct; that of the plan by default. One that has learned
-            already learns more.
+        hardware (NAME|FILE): Profile to correct; by default that of the plan. A learned profile can
+            be corrected further.
         output (-o FILE): Write the corrected profile to this file.
     """
     from shardopt.bench.learn import learn_from_traces, overlay_text
@@ -54,7 +54,7 @@ def learn(
 
 
 def _view(lesson: Lesson, path: str) -> View:
-    """The factors that have most evidence, what had no match, and what the profile says now."""
+    """Return the factors with most evidence, costs without a match, and the new prediction."""
     from shardopt.formatting import ms
 
     most = sorted(lesson.learned.factors, key=lambda f: -f.evidence_ms)[:MOST_ROWS]

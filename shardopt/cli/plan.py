@@ -1,4 +1,4 @@
-"""``shardopt plan``: search the plans of a model and write the best one, or make one again."""
+"""``shardopt plan``: search the plans of a model and write the best, or reproduce a plan file."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 WITH_REPLAY = ("model", "json", "output", "quiet", "replay", "no_cache")
-"""Parameters that ``--replay`` can be given with: none of them decides the answer."""
+"""Parameters that ``--replay`` allows: none of them changes the answer."""
 RARE = (
     *("ddr_gib", "reserve", "strict", "search", "seed", "top_k", "scenarios", "max_gib", "horizon"),
     *("renamed", "replay", "no_cache", "objectives", "trials", "storage", "study"),
 )
-"""Options that only ``--help-all`` shows; those that a usual one is given with are usual, too."""
+"""Options that only ``--help-all`` shows."""
 
 
 @dataclass(frozen=True)
 class PlanFlags(PlanRequest):
-    """A request as it is typed: ``gpus`` and ``hardware`` may name several, with commas."""
+    """Request as typed: ``gpus`` and ``hardware`` may list several, separated by commas."""
 
     gpus: str | None = None  # type: ignore[assignment]
 
     def one(self) -> PlanRequest:
-        """The request for a single machine."""
+        """Return the request for a single machine."""
         ranks = read_gpus(self.gpus)
         return PlanRequest(**{**vars(self), "gpus": ranks[0] if ranks else None})
 
     def machines(self) -> tuple[list[str | None], list[int]]:
-        """The hardware, None for the default, and the numbers of GPUs."""
+        """Return the names of hardware, None for the default, and the numbers of GPUs."""
         names = [name.strip() or None for name in (self.hardware or "").split(",")]
         return names, read_gpus(self.gpus)
 
 
 @dataclass(frozen=True)
 class ConfirmFlags:
-    """The flags of a measurement; without ``confirm`` there is none."""
+    """Flags of a measurement; nothing is measured without ``confirm``."""
 
     confirm: int | None = None
     minutes: float = 3.0
@@ -71,7 +71,10 @@ class ConfirmFlags:
             check_minutes(self.minutes, self.confirm)
 
     def join(self, setting: Setting) -> Rank | None:
-        """The rank of torchrun that leads the measurement; any other takes part in it, and ends."""
+        """Return this process's rank if it leads the measurement, None without torchrun.
+
+        Any other rank of torchrun takes part in the measurement, and its process ends here.
+        """
         from shardopt.bench.confirm import follow
         from shardopt.bench.job import check_layers
         from shardopt.ranks.rank import end_process, rank_of_torchrun
@@ -86,7 +89,7 @@ class ConfirmFlags:
     def measured(
         self, answer: Answer, inputs: Inputs, output: Path | None, rank: Rank | None, say: Say
     ) -> Answer:
-        """The answer with its fastest measured plan first."""
+        """Return the answer with the fastest measured plan first."""
         from shardopt.bench.confirm import confirm_answer
 
         assert self.confirm is not None
@@ -100,16 +103,16 @@ class ConfirmFlags:
 
 @dataclass(frozen=True)
 class AdviceFlags:
-    """The flags of advice."""
+    """Flags of advice."""
 
     apply: Path | None = None
     advice: str | None = None
     advice_only: bool = False
 
     def numbers(self) -> list[int]:
-        """The advice to apply, by number from 1."""
+        """Return the numbers of the advice to apply, from 1."""
         if self.advice is not None and self.apply is None:
-            raise InputError("--advice says what --apply FILE writes; give it too")
+            raise InputError("--advice chooses what --apply FILE writes; give --apply, too")
         try:
             return [int(number) for number in (self.advice or "1").split(",")]
         except ValueError:
@@ -145,49 +148,50 @@ def plan(
         model (MODEL): Model file (YAML); not needed with --replay.
 
     Machine:
-        gpus (N,N,...): Number of GPUs. Several numbers are planned one by one, and shown in one
+        gpus (N,N,...): Number of GPUs. Several numbers are planned one by one and compared in one
             table.
         hardware (NAME|FILE,...): Hardware profile, by name or file; `shardopt hardware` lists the
-            names. By default that of the cluster file or the plan, else h100-sxm. Several are
+            names. The default is that of the cluster file or the plan, else h100-sxm. Several are
             compared in one table; with -o plan.json their plans go to plan.NAME.N.json.
-        price (FILE): YAML file of lines 'hardware: price of a GPU for an hour'; several machines
-            are then compared by the price of a million samples, too.
+        price (FILE): YAML file with a line 'hardware: price' for each profile, the price of a GPU
+            for an hour. The table of machines then has the price of a million samples.
 
     Search:
-        replay (FILE): Make this plan file again from all that it says made it, and compare byte
-            for byte; give MODEL only if the model file has moved.
-        no_cache: Search even if the answer to the same input is known, and do not keep this one.
+        replay (FILE): Reproduce this plan file from the inputs that it records, and compare the two
+            byte for byte. Give MODEL only if the model file has moved.
+        no_cache: Search even if the answer to the same input is cached, and do not cache this one.
 
     Measurement:
-        confirm ([K]): Run the K best plans (4 unless given), that of TorchRec's planner and that of
-            --from for real, on ranks that this command starts or on those of torchrun; the fastest
-            measured plan is the answer. What is learned decides which plans are tried next; with
-            -o it goes to a profile beside it. See docs/learning.md.
-        minutes (M): Time that the measurement may take, in minutes.
+        confirm ([K]): Run the K best plans (4 by default), TorchRec's plan and the plan of --from
+            for real, on ranks that this command or torchrun starts. The answer is the plan that is
+            measured to be fastest. The measurements also correct the predictions, so better plans
+            may be tried next; with -o, the corrected profile is written beside the plan. See
+            docs/learning.md.
+        minutes (M): Time limit of the measurement, in minutes.
 
     Advice:
-        apply (FILE): Write the model file with the advice that gains most; -o then holds the plan
-            for that file.
-        advice (N,N): Numbers of the advice that --apply writes; 1 unless given.
+        apply (FILE): Write a copy of the model file that follows the advice that gains most; -o
+            then writes the plan for that copy.
+        advice (N,N): Numbers of the advice that --apply follows; 1 by default.
 
-        advice_only: Search nothing: price every setting at the plan of TorchRec's planner, or of a
-            simple rule that is faster.
+        advice_only: Give advice without a search, for the plan of TorchRec's planner or of a simple
+            rule, whichever is faster.
 
     Tuning:
-        tune (KNOBS): Settings to choose as well, separated by commas: batch_size, pipeline, qcomm,
-            bucket, cw_min, cache_ratio, hosts, groups, sync_interval, hbm. Values can be given:
-            batch_size=2048:16384 doubles, batch_size=4096:16384:4096 goes in steps,
+        tune (KNOBS): Settings to choose together with the plan, separated by commas: batch_size,
+            pipeline, qcomm, bucket, cw_min, cache_ratio, hosts, groups, sync_interval, hbm. Values
+            can be given: batch_size=2048:16384 doubles, batch_size=4096:16384:4096 goes in steps,
             qcomm=fp32/bf16 is a list. See docs/tuning.md.
         objectives (NAMES): What --tune minimises: time (per sample), memory (of the fullest rank)
             or gpu_hours (per sample). Several, separated by commas, give a Pareto front. The
             default is time, or gpu_hours if hosts are tuned.
-        trials (N): Number of settings to try, over all machines that share the study; 24 by
+        trials (N): Number of settings to try, counted over all machines that share the study; 24 by
             default.
         storage (URL): Keep the study in a database (postgresql://user@host/name,
             sqlite:///tune.db) or a journal file (journal:PATH, or a path that ends in .journal or
             .log), to continue it later or to share it between machines.
-        study (NAME): Name of the study in --storage; by default it is made from the model and the
-            flags.
+        study (NAME): Name of the study in --storage; by default, a name derived from the model and
+            the flags.
     """
     started = time.monotonic()
     request = flags.one()
@@ -267,8 +271,7 @@ def _check(
     *,
     several: bool,
 ) -> None:
-    """Refuse flags that exclude each other or say nothing without another, and values out of
-    range."""
+    """Refuse flags that exclude each other or that need another flag, and values out of range."""
     if request.model is None:
         raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
     tuning.check(request)
@@ -284,26 +287,26 @@ def _check(
     if advising.advice_only:
         for name in ("tune", "confirm", "output", "from_"):
             if _is_given(context, name):
-                raise InputError(f"--advice-only searches no plan; leave out --{name.rstrip('_')}")
+                raise InputError(f"--advice-only runs no search; leave out --{name.rstrip('_')}")
     advising.numbers()
 
 
 def _replay(path: Path, model: Path | None, context: typer.Context) -> View:
-    """Make a plan file again and say whether it is the same, byte for byte; nothing is written.
+    """Reproduce a plan file and report whether it is the same, byte for byte; nothing is written.
 
     Args:
-        model: the model file, where it is no longer where the plan file says.
+        model: path of the model file if it has moved; None for the path in the plan file.
 
     Raises:
         InputError: other flags were given, too.
-        PlanError: the file does not say what made it, or asks for what no plan file may; or it came
-            out otherwise, with all that differs.
+        PlanError: the file does not record its inputs, sets an option that no plan file may set, or
+            is not reproduced; then the message lists the differences.
     """
     passed = [p for p in context.command.params if _is_given(context, p.name or "")]
     extra = [p.opts[0] for p in passed if p.name not in WITH_REPLAY]
     if extra:
         raise InputError(
-            f"--replay takes everything from the plan file; leave out {', '.join(extra)}"
+            f"--replay takes all options from the plan file; leave out {', '.join(extra)}"
         )
     from predictor.files import read_whole
     from predictor.model.plan_json import load_plan
@@ -318,7 +321,7 @@ def _replay(path: Path, model: Path | None, context: typer.Context) -> View:
         )
     request, unknown = read_request(settings, str(path), model)
     for name in unknown:
-        warn(f"{path}: no option of `shardopt plan` is named {name}; it is left out")
+        warn(f"{path}: `shardopt plan` has no option named {name}; it is ignored")
     again = _text_again(request, settings)
     same = again.encode() == read_whole(path)
     differs = [] if same else _differences(before, again)
@@ -326,7 +329,7 @@ def _replay(path: Path, model: Path | None, context: typer.Context) -> View:
     if differs:
         if context.params["json"]:
             print_json(data)
-        raise PlanError(f"{path}: made again, it is another plan: {'; '.join(differs)}")
+        raise PlanError(f"{path}: made again, the plan is not the same: {'; '.join(differs)}")
     return View(data, [f"{path}: made again, byte for byte"])
 
 
@@ -336,8 +339,11 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _text_again(request: PlanRequest, settings: Mapping[str, Any]) -> str:
-    """The text of the plan file that a request makes, with settings as the file had them: files
-    may lie elsewhere now."""
+    """Return the text of the plan file that a request makes.
+
+    Args:
+        settings: settings as the file records them, because input files may have moved.
+    """
     from shardopt.api.answer import find_answer
     from shardopt.api.inputs import read_inputs, stop_of
     from shardopt.api.setting import refuse_outside
@@ -372,10 +378,10 @@ def _differences(old: ShardingPlan, again: str) -> list[str]:
     tables = [f"'{diff.table}' ({', '.join(diff.what)})" for diff in table_diffs(old, new)]
     if tables:
         lines.append(f"tables that differ: {', '.join(tables)}")
-    return lines or ["the same plan, written otherwise"]
+    return lines or ["the same plan in another notation"]
 
 
 def _unequal(was: Mapping[str, Any], now: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Keys of a part of what made two plans that differ, with both values."""
+    """Return the keys that differ in one part of what two plans were made by, with both values."""
     a, b = (source[part] if isinstance(source.get(part), Mapping) else {} for source in (was, now))
     return {k: (a.get(k), b.get(k)) for k in dict.fromkeys((*a, *b)) if a.get(k) != b.get(k)}

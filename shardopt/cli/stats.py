@@ -34,8 +34,8 @@ def stats(
 
     Arguments:
         data (DATA...): Criteo TSV (also .gz), .npy, multi-hot .npz, Parquet, files of torch.save
-            (KeyedJaggedTensors, dlrm_datasets), RecBole's .inter, or .csv with a line of names, as
-            KuaiRand's logs. Several files are read as one data set.
+            (KeyedJaggedTensors, dlrm_datasets), RecBole's .inter, or .csv with a header line, such
+            as KuaiRand's logs. Several files are read as one data set.
 
     Data:
         data_format (--format NAME): tsv, npy, npz, parquet, torch, inter or csv; by default the
@@ -44,20 +44,21 @@ def stats(
             default.
         table_rows (N|FILE): Number of rows of every table, or a YAML or JSON file with 'feature:
             rows'; by default the largest id plus one.
-        model (FILE): Model file: its features are read, and its tables say how many rows there
-            are.
+        model (FILE): Model file: only its features are read, and its tables give the numbers of
+            rows.
         modulo: Take every id modulo the number of rows of its table.
-        max_ids (N): Distinct ids per feature to count exactly; beyond that, a sample is counted.
+        max_ids (N): Number of distinct ids per feature that are counted exactly; beyond it, only a
+            sample of the ids is counted.
         chunk_rows (N): Samples to read at once.
-        window (COLUMN=1d): Count every hour, day or week (h, d, w) of this column of times by
-            itself, write a file for each, and print how fast the features move.
+        window (COLUMN=1d): Split the data by this column of times into windows of an hour, a day or
+            a week (h, d, w), write a file for each, and print how fast the features change.
 
     Output:
         hot (N): Number of hottest rows to list per feature.
         output (-o FILE): Write the statistics to this .npz file, for `index_distribution: {file,
             feature}`.
-        write_model (FILE): Copy the model file with the pooling factors and distributions found;
-            needs --model and -o.
+        write_model (FILE): Write a copy of the model file with the measured pooling factors and
+            distributions; needs --model and -o.
         checkpoint (FILE): Save progress in this file and continue from it; it is removed at the
             end.
     """

@@ -28,10 +28,10 @@ def trace(
     Output:
         trace (FILE): Write the measured and the predicted timeline to this file, for
             ui.perfetto.dev or chrome://tracing.
-        dense (FILE): Write what the dense part of the traced job took to this file, as the section
-            'dense' of a model file.
-        batch_size (N): Samples per GPU of the traced job, for --dense; by the shapes of the loss if
-            left out.
+        dense (FILE): Write the measured times of the traced job's dense part to this file, as the
+            section 'dense' of a model file.
+        batch_size (N): Samples per GPU of the traced job, for --dense; by default derived from the
+            shape of the loss.
     """
     from predictor.trace.read import load_traces
     from shardopt.cli.output import check_writable
@@ -50,7 +50,7 @@ def trace(
 
 
 def _simulate(traces: TraceSet) -> tuple[SimulatedTrace | None, list[str]]:
-    """The prediction, or why there is none: a breakdown needs less than that."""
+    """Return the prediction, or a note why there is none; the breakdown does not need it."""
     from predictor.trace.simulate.step import simulate_trace
 
     if not any(trace.device for trace in traces.traces):
@@ -74,7 +74,7 @@ def _write_timeline(path: Path, traces: TraceSet, simulated: SimulatedTrace | No
 
 
 def _write_dense(path: Path, traces: TraceSet, batch_size: int | None) -> list[str]:
-    """Writes the section and says how it was made."""
+    """Write the section and return notes on how it was made."""
     from dataclasses import replace
 
     from predictor.trace.phases import PHASES, traced_dense

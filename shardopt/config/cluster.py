@@ -48,8 +48,8 @@ def _one_number(value: object) -> object:
     if isinstance(value, list):
         raise refuse(
             value,
-            "it is one number for all parts; for racks of unlike size give the hosts of each, such "
-            "as 'hosts: [8, 16]', and leave this out",
+            "it is one number for all parts; for racks of different sizes give the hosts of each, "
+            "such as 'hosts: [8, 16]', and leave this out",
         )
     return value
 
@@ -92,8 +92,7 @@ def _of_racks(hosts: list[Any]) -> bool:
 
 @dataclass(frozen=True)
 class HostSection(Section):
-    """One host of a list: its profile if the file's own does not hold, and the part of each level
-    that it is in."""
+    """One host of a list: its profile, if not the file's own, and its part of each level."""
 
     name: Name
     """The host's name."""
@@ -232,7 +231,7 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     if any(host.hardware is not None for host in hosts):
         mixed = tuple(profile_of(host.hardware) or own or "" for host in hosts)
     if "" in mixed:
-        advice = "other hosts name their hardware; name this one's, or one for the file"
+        advice = "other hosts name their hardware; name this one's, too, or one for the whole file"
         problems.fail(("hosts", mixed.index("")), advice)
     return ClusterConfig(
         name=section.name or Path(path).stem,
@@ -272,7 +271,7 @@ def _check_lists(section: ClusterSection, problems: Problems) -> None:
                 problems.add((*path, "link"), "only the innermost level can be NVLink")
             for key in ("oversubscription", "gbit_s", "latency_us"):
                 if getattr(level, key) is not None:
-                    problems.add((*path, key), "NVLink costs what the profile says; leave it out")
+                    problems.add((*path, key), "the profile has the costs of NVLink; leave it out")
         elif level.oversubscription is not None and level.gbit_s is not None:
             problems.add(path, "has oversubscription and gbit_s; give one of them")
         if level.name in names[:i]:
@@ -422,7 +421,9 @@ def _joined(
     if named:
         for unit, name in zip(units, named, strict=True):
             if parts.setdefault(unit, name) != name:
-                problems.fail(path, f"hosts of one part inside are in '{parts[unit]}' and '{name}'")
+                problems.fail(
+                    path, f"hosts of one inner part are in both '{parts[unit]}' and '{name}'"
+                )
     else:
         inner = list(dict.fromkeys(units))
         size = level.size or _left_over(
@@ -431,8 +432,8 @@ def _joined(
         if len(inner) % size or (is_last and size != len(inner)):
             problems.fail(
                 (*path, "size"),
-                f"got {size}; there are {len(inner)} parts for '{level.name}' to join, and it must "
-                f"{'join all of them' if is_last else 'divide that'}",
+                f"got {size}; there are {len(inner)} parts for '{level.name}' to join, and size "
+                f"must {'join all of them' if is_last else 'divide their number'}",
             )
         parts = {unit: index // size for index, unit in enumerate(inner)}
     if is_last and len(set(parts.values())) > 1:

@@ -136,8 +136,8 @@ def read_host(path: str | Path) -> HostTopology:
         cells = words[1 : len(gpus) + 1]
         if words[:1] != [gpu] or len(cells) < len(gpus) or cells[row] != "X":
             raise InputError(
-                f"{path}:{head + 2 + row}: got {' '.join(words)[:60]!r}; here the row of {gpu} is "
-                f"due, with a link to each of {len(gpus)} GPUs and an X for itself; {HINT}"
+                f"{path}:{head + 2 + row}: got {' '.join(words)[:60]!r}; expected the row of "
+                f"{gpu}, with a link to each of {len(gpus)} GPUs and an X for itself; {HINT}"
             )
         linked = zip(gpus, cells, strict=True)
         joined[gpu] = {gpu, *(other for other, cell in linked if _NVLINK.fullmatch(cell))}
@@ -146,8 +146,8 @@ def read_host(path: str | Path) -> HostTopology:
     }
     if len(names) > 1:
         raise InputError(
-            f"{path}: names GPUs of {len(names)} kinds ({', '.join(sorted(names))}); a cluster has "
-            "one: give a file of one kind"
+            f"{path}: names GPUs of {len(names)} kinds ({', '.join(sorted(names))}); give a file "
+            "with GPUs of one kind"
         )
     nics = sum(bool(_NIC.fullmatch(name)) for name in lines[head])
     return HostTopology(len(gpus), _domain(path, joined), nics, next(iter(names), None))
@@ -159,9 +159,9 @@ def _domain(path: str | Path, joined: Mapping[str, set[str]]) -> int:
         if any(joined[other] != group for other in group):
             # a mesh, as of a DGX-1: every GPU reaches only some of the others directly
             raise InputError(
-                f"{path}: NVLink joins {gpu} to {len(group) - 1} GPUs that it does not all join to "
-                "each other; only groups in which each reaches each are modelled: write the "
-                "cluster file by hand, with the nvlink_domain that comes nearest"
+                f"{path}: NVLink joins {gpu} to {len(group) - 1} GPUs, but not all of these to "
+                "each other; only fully connected groups are modelled: write the cluster file by "
+                "hand, with the nearest nvlink_domain"
             )
     sizes = sorted({len(group) for group in joined.values()})
     if len(sizes) > 1:
@@ -215,7 +215,7 @@ def describe(
     (ranks,) = used
     if not 1 <= ranks <= host.gpus:
         raise InputError(
-            f"the list gives hosts {ranks} slots, but the host has {host.gpus} GPUs",
+            f"the list gives each host {ranks} slots, but the host has {host.gpus} GPUs",
             inputs=("hosts", "from_nvidia_smi"),
         )
     domain = next(n for n in range(min(host.nvlink_domain, ranks), 0, -1) if ranks % n == 0)

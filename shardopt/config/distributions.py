@@ -102,7 +102,7 @@ class DistributionReader:
         self.windows = self.windows or files
         if len({*files}) >= 2 and len(files) == len(self.windows):
             return self._measured(files[self.window], windows.feature or feature, path, "files")
-        problem = "windows are two or more different files; write {file: ...} for one"
+        problem = "windows need two or more different files; write {file: ...} for one"
         if len({*files}) >= 2:
             problem = (
                 f"has {len(files)} windows, but the first feature with windows has "
@@ -266,7 +266,7 @@ def workloads_of_stats(workload: Workload, files: Sequence[Path]) -> dict[str, W
         if not mine:
             raise InputError(
                 f"{file} has none of the model's features ({', '.join(sorted(in_model)[:10])}); "
-                "give statistics of this model's data",
+                "give the statistics of this model's data",
                 inputs=("stats",),
             )
         if mine != first:
@@ -274,7 +274,7 @@ def workloads_of_stats(workload: Workload, files: Sequence[Path]) -> dict[str, W
             holder, other = (file, files[0]) if name in mine else (files[0], file)
             raise InputError(
                 f"{other} has no feature '{name}', which {holder} has"
-                f"{did_you_mean(name, sorted(mine & first))}; windows are of the same features",
+                f"{did_you_mean(name, sorted(mine & first))}; windows must have the same features",
                 inputs=("stats",),
             )
     windows = {
@@ -334,6 +334,6 @@ def check_windows(windows: Mapping[str, Workload]) -> None:
                     raise InputError(
                         f"window {name}: feature '{feature.name}' was measured on a table of "
                         f"{rows:,} rows, but '{table.name}' has {table.num_embeddings:,}; windows "
-                        "are of the model's own tables",
+                        "must be of the model's own tables",
                         inputs=("stats",),
                     )

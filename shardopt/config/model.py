@@ -99,7 +99,7 @@ def read_model(
             f"{path}:1: got {shown(raw)}; a model file is a mapping that starts with 'schema: 1'"
         )
     if raw.get("schema") == PLAN_SCHEMA:
-        raise InputError(f"{path}: is a plan, not a model file; the model comes first, then plans")
+        raise InputError(f"{path}: is a plan, not a model file; give the model first, then plans")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch size is {batch_size}; it must be at least 1 per rank")
     directory = Path(path).parent
@@ -361,7 +361,7 @@ def check_consistency(tables: Sequence[Table], dense: Dense | None, problems: Pr
         kinds.setdefault(table.module, set()).add(kind)
     problems.notes.extend(
         f"{problems.file}: module '{module}' mixes tables with and without pooling, weights or "
-        "index_dedup, which TorchRec keeps in modules of their own; give each kind a 'module'"
+        "index_dedup, which TorchRec keeps in separate modules; give each kind its own 'module'"
         for module, rough in kinds.items()
         if len(rough) > 1
     )
@@ -438,14 +438,14 @@ def rough_lookups(tables: Sequence[Table]) -> list[str]:
     if hashed:
         notes.append(
             f"lookups in dynamicemb ({listed(hashed)}) are priced with constants derived from "
-            "public rows, good to a factor of 2; rows that are new, and admission, are not priced"
+            "public rows, good to a factor of 2; the cost of new rows and of admission is left out"
         )
     stored = [f"'{table.name}'" for table in tables if _may_be_stored(table.constraints)]
     if stored:
         notes.append(
             f"key-value tables ({listed(stored)}) are priced with TorchRec's bandwidth of an "
             "SSD and derived constants, good to a factor of 5; eviction by score or age, "
-            "and what the store takes of the host, are not priced"
+            "and the host time of the store, are left out"
         )
     return notes
 
@@ -462,8 +462,8 @@ def variable_batches(tables: Sequence[Table]) -> list[str]:
         return []
     return [
         f"variable batches of {listed(names)} (num_poolings) are priced by their ids, bags and "
-        "outputs; what TorchRec adds, the exchange of strides and the outputs put back in the "
-        "order of the samples, is not"
+        "outputs; the exchange of strides and the reordering of outputs to samples, which TorchRec "
+        "adds, are left out"
     ]
 
 
@@ -502,7 +502,7 @@ def _same_model(tables: Sequence[Table], dense: CapturedDense, problems: Problem
         there = dense.captured.tied_ids.get(feature.name, ids)
         if there != ids:
             problems.notes.append(
-                f"{problems.file}: feature '{feature.name}' has {ids:g} ids a sample, but "
-                f"{dense.file} is of {there:g}, from which its tensors cannot be scaled: the dense "
-                "part is priced as captured; run to_yaml with the new pooling factor"
+                f"{problems.file}: feature '{feature.name}' has {ids:g} ids per sample, but "
+                f"{dense.file} was captured with {there:g}, and its tensors cannot be scaled: the "
+                "dense part is priced as captured; run to_yaml with the new pooling factor"
             )

@@ -243,7 +243,7 @@ class _Reader:
         shape = self._sizes(match[3], where)
         strides = None if match[4] is None else self._sizes(match[4], where)
         if len(shape) > MOST_AXES or (strides is not None and len(strides) != len(shape)):
-            rule = f"a tensor has at most {MOST_AXES} axes and as many strides"
+            rule = f"a tensor has at most {MOST_AXES} axes, each with a stride"
             raise self._refuse(where, text, rule)
         offset = self._size(_number(match[5] or "0"), where)
         operand = SizedOperand(int(match[1]), match[2], shape, strides, offset)
@@ -264,7 +264,7 @@ class _Reader:
         except InputError as error:
             raise InputError(f"{self.name}: {where}: {error}") from None
         if unknown:
-            raise self._refuse(where, value, f"sizes are of {', '.join(sorted(self.names))}")
+            raise self._refuse(where, value, f"sizes may use {', '.join(sorted(self.names))}")
         return value
 
 
@@ -283,7 +283,7 @@ def other_model(captured: CapturedProgram, features: Mapping[str, Sequence[str]]
         if ours != theirs:
             odd = ", ".join(sorted(ours ^ theirs)[:5])
             return (
-                f"the ops are of another model: embedding module '{module}' has {len(ours)} "
+                f"the ops belong to another model: embedding module '{module}' has {len(ours)} "
                 f"features here and {len(theirs)} there; these differ: {odd}"
             )
     return None

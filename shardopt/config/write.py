@@ -205,8 +205,8 @@ def apply_changes(source: Path, before: Workload, after: Workload, target: Path)
     unwritten = list(_table_changes(zip(written.tables, after.tables, strict=True)))
     if unwritten or _head(written) != _head(after):
         raise InputError(
-            f"{source}: a part that changes is used several times (an alias of YAML), so {target} "
-            "does not hold what was asked for; write that part out",
+            f"{source}: a part that changes is used several times (a YAML alias), so {target} "
+            "would not hold the change that was asked for; write that part out in full",
             inputs=("apply",),
         )
 

@@ -1,4 +1,4 @@
-"""Advice: changes beside the plan."""
+"""Advice: changes besides the plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def advice(answer: AdviceKeys, device: str) -> list[Block]:
     considered = answer.advice_considered
     if considered is None:
         return []
-    blocks: list[Block] = [Heading("Advice", "what to change beside the plan, by time per sample")]
+    title = Heading("Advice", "what to change besides the plan, by time per sample")
+    blocks: list[Block] = [title]
     word = rank_word(device)
     machines = [Line(_machine_words(other, word), "dim") for other in answer.other_machines]
     machines += _not_tried(considered)

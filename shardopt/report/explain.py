@@ -145,7 +145,7 @@ def single_changes(answer: ExplainAnswer) -> list[Block]:
     changes = answer.changes
     aside = "each alone"
     if answer.advice_considered is not None:
-        aside += "; settings beside the plan stand under Advice"
+        aside += "; Advice has settings outside the plan"
     heading = Heading("Single changes of the plan", aside)
     if not changes.found:
         return [heading, f"{changes.none_words}."]

@@ -70,7 +70,7 @@ def advice_view(answer: AdviceAnswer) -> View:
     blocks: list[Block] = [
         setting_facts(answer.setting),
         *advice(answer, answer.device),
-        f"No plan was searched for; settings are priced at that of {finder}, which takes "
+        f"No search was run; the advice is for the plan of {finder}, which takes "
         f"{ms(answer.iteration_ms)}.",
     ]
     return View(answer, blocks, notes=answer.setting.notes)
@@ -283,7 +283,7 @@ def _decided(ties: TieSummary) -> str:
         better = f"its shards take {best} on the fullest rank instead of {fastest}"
     elif ties.decided_by == "expected time":
         best, fastest = map(ms, ties.expected_ms)
-        better = f"under the errors of all costs it takes {best} in the mean instead of {fastest}"
+        better = f"on average over the errors of all costs it takes {best} instead of {fastest}"
     else:
         better = BETTER[ties.decided_by]
     return f" Plan 1 is preferred to the first: {better}."
@@ -411,8 +411,8 @@ def _off(confirmation: Confirmation) -> list[Block]:
     return [
         warning(
             f"{len(factors)} of {plural(timed, 'measured plan')} took {words} times as long as "
-            "predicted, outside the 90 % interval: the profile is not that of this machine; run "
-            "`shardopt calibrate` here, or plan with what was learned."
+            "predicted, outside the 90 % interval: the profile does not fit this machine; run "
+            "`shardopt calibrate` here, or plan with the learned profile."
         )
     ]
 

@@ -68,8 +68,8 @@ def tell_column_states(plan: ShardingPlan, theirs: TorchRecsPlan | None, problem
     ]
     if names:
         logger.warning(
-            "%s cut by columns otherwise than in TorchRec's plan: a row-wise optimizer keeps one "
-            "state a row of each shard, so training differs a little: %s; to keep them whole, "
+            "%s cut by columns differently than in TorchRec's plan: a row-wise optimizer keeps one "
+            "state per row of each shard, so training differs a little: %s; to keep them whole, "
             "leave column types out of their constraints' sharding_types",
             "1 table is" if len(names) == 1 else f"{plural(len(names), 'table')} are",
             listed(names),
@@ -110,7 +110,7 @@ def tell_replicable(plan: ShardingPlan, problem: Problem, keys: Collection[str])
         return
     logger.warning(
         "replicated, %s (%s) would take the iteration from %s to %s (%s less), but the optimizer "
-        "of the dense part would step them, not their own; to allow it, give each "
+        "of the dense part would step them instead of their own; to allow it, give each "
         "ParameterConstraints(sharding_types=['data_parallel', 'table_wise', 'row_wise', "
         "'column_wise'])",
         plural(least, "table"),

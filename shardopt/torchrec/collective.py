@@ -44,7 +44,7 @@ def search_seconds(limit_s: float | None, group: Any = None) -> float | None:
     if limit_s is not None and limit_s > limit:
         logger.warning(
             "timeout_seconds is %g, but the other ranks wait in a group that gives up after %g s: "
-            "searching for at most %g s; a longer timeout of init_process_group allows more",
+            "the search is limited to %g s; a longer timeout of init_process_group allows more",
             limit_s,
             limit / SHARE,
             limit,
@@ -66,8 +66,8 @@ def check_ranks(planned: int, group: Any = None) -> None:
     ranks = dist.get_world_size(group) if joined() else planned
     if ranks % planned:
         logger.warning(
-            "the topology has %d ranks, but the process group %d: the plan is for %d ranks and "
-            "does not run on these; give Topology(world_size=%d, ...), or leave topology out",
+            "the topology has %d ranks, but the process group has %d: the plan is for %d ranks and "
+            "does not run on this group; give Topology(world_size=%d, ...), or leave topology out",
             planned,
             ranks,
             planned,

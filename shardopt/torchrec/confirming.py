@@ -57,13 +57,14 @@ class Confirm:
     """Settings of the measurement of plans in a training script.
 
     Args:
-        batches: the data loader of this rank; `BATCHES` of its batches are used. An iterator would
-            lose them, so give what iterators are made from.
-        optimizer: makes the optimizer of what no fused one steps; plain SGD by default.
-        pipeline: makes a train pipeline of model, optimizer and device, as those of TorchRec. The
-            module returns loss and outputs, as they want it.
-        plans: how many of the best plans are measured beside TorchRec's.
-        minutes: that all of it may take.
+        batches: data loader of this rank; `BATCHES` of its batches are used. Give the loader, not
+            an iterator, which would lose them.
+        optimizer: makes the optimizer of the parameters that no fused optimizer steps; plain SGD by
+            default.
+        pipeline: makes a train pipeline from model, optimizer and device, like TorchRec's classes.
+            The module returns loss and outputs, as these classes require.
+        plans: number of the best plans that are measured, in addition to TorchRec's.
+        minutes: time limit of the whole measurement.
     """
 
     batches: Iterable[Any]
@@ -108,7 +109,8 @@ def confirm(
         try:
             if not all(sessions.talk.gather(bool(batches))):
                 raise InputError(
-                    "the data loader of a rank gives no batch; give one that can be iterated anew"
+                    "the data loader of a rank yields no batch; give a loader that can be iterated "
+                    "more than once"
                 )
             race = Race()
             # TorchRec's plans of modules all count as equal

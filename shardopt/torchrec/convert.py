@@ -334,8 +334,8 @@ def write_fields(sharding: ParameterSharding, where: str) -> dict[str, Any]:
         # no field tells what a subclass does: dynamicemb's bring lookups of their own
         raise PlanError(
             f"{where} has a {type(sharding).__name__}, which a shardopt plan would turn into a "
-            "plain ParameterSharding; take the table out of the plan and the module that are "
-            "converted, and put its sharding back into TorchRec's plan: plan.plan[path][table]"
+            "plain ParameterSharding; leave the table out of the plan and the module that you "
+            "convert, and put its sharding back into TorchRec's plan: plan.plan[path][table]"
         )
     for field in fields(sharding):
         # a later TorchRec's field must not vanish unseen

@@ -21,11 +21,10 @@ with needs_torchrec():
 
 
 def tell_fallback(error: Exception, module: nn.Module, ranks: TorchRecTopology) -> None:
-    """Say in one warning why a plan is TorchRec's, and what to report where that is a fault."""
+    """Warn why a plan is TorchRec's, and what to report if the reason is a bug."""
     if isinstance(error, ShardoptError | PlannerError):
         logger.warning(
-            "the plan is TorchRec's own (strict=True refuses it), as shardopt does not plan this: "
-            "%s",
+            "the plan is TorchRec's own (strict=True refuses it), because shardopt cannot plan: %s",
             error,
         )
         return
@@ -33,7 +32,7 @@ def tell_fallback(error: Exception, module: nn.Module, ranks: TorchRecTopology) 
     listed_versions = ", ".join(f"{name} {version}" for name, version in by_name.items())
     path = _write_report(f"versions: {listed_versions}", error, module, ranks)
     logger.warning(
-        "the plan is TorchRec's own, as shardopt failed: %s: %s; please report this, with %s",
+        "the plan is TorchRec's own, because shardopt failed: %s: %s; please report this, with %s",
         type(error).__name__,
         error,
         f"the file {path}" if path else f"its traceback and the versions: {listed_versions}",

@@ -1,8 +1,8 @@
 """`ShardoptPlanner`: a drop-in for TorchRec's `EmbeddingShardingPlanner`.
 
-TorchRec's planner stays in charge of all but the choice: reservation, enumeration, callbacks,
-statistics, plan loading, validation and errors are its own code. For one call of `plan` the search
-of `planning` sits where its proposers, partitioner and performance model do.
+Only the choice of a plan is replaced: reservation, enumeration, callbacks, statistics, plan
+loading, validation and errors are TorchRec's own code. During a call of `plan`, the search of
+`planning` stands in for TorchRec's proposers, partitioner and performance model.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ with needs_torchrec():
 
 
 class PlannerInputError(InputError, PlannerError):
-    """Something given cannot be used; says what and what to do. TorchRec's and shardopt's error."""
+    """Error for an argument that cannot be used, both TorchRec's and shardopt's; the message says
+    which and what to do."""
 
     def __init__(self, message: str, inputs: Iterable[str] = ()) -> None:
         super().__init__(message, inputs)
@@ -108,10 +109,10 @@ Begin = Callable[..., None]
 
 
 def or_torchrecs(begin: Begin) -> Begin:
-    """Wrap an ``__init__`` so that where it fails it leaves TorchRec's planner, and the error for
-    `plan`.
+    """Wrap an ``__init__`` to fall back on TorchRec's planner after an unexpected error.
 
-    Arguments of shardopt's own that cannot be used are raised: nothing has begun yet.
+    The planner is then initialised as TorchRec's, and `plan` reports the error. Errors about
+    shardopt's own arguments are raised, as the job has not begun yet.
     """
 
     @functools.wraps(begin)
@@ -131,14 +132,18 @@ def or_torchrecs(begin: Begin) -> Begin:
 
 
 SECONDS, TABLES = 5.0, 100
-"""Default limit in s of a plan, and the tables it is for; more tables take longer in proportion."""
+"""Default time limit of a call in s, and up to how many tables it holds; beyond that it grows in
+proportion to the tables."""
 RESERVE = 0.15
-"""Share of a ceiling for the steps after the search."""
+"""Share of the time limit that is reserved for the steps after the search."""
 
 
 def plans_alone() -> bool:
-    """Tell if no other process needs the same plan: one that the clock cuts short depends on the
-    machine."""
+    """Return True if no other process needs the same plan.
+
+    Only then may the clock end the search: processes that search on their own must find the same
+    plan, whatever their speed.
+    """
     alone = not joined() or dist.get_world_size() == 1
     return alone and os.environ.get("WORLD_SIZE", "1") in ("", "1")
 
@@ -151,50 +156,51 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             used: costs come from ``hardware``.
         batch_size: samples per rank; by default the model file's, else TorchRec's 512.
         enumerator, storage_reservation, debug, callbacks, plan_loader: as in
-            `EmbeddingShardingPlanner`. Of a table, only what the enumerator offers is considered,
-            and constraints that it alone was given count, too.
+            `EmbeddingShardingPlanner`. Only options that the enumerator offers are considered.
+            Constraints that were given only to the enumerator count, too.
         stats: reports of the plan; by default `ShardoptStats`.
-        proposer, partitioner, performance_model: decide over tables that shardopt has no model
-            for; for all others the search replaces them.
+        proposer, partitioner, performance_model: used only for tables that shardopt has no model
+            for; the search replaces them for all others.
         constraints: TorchRec's, by table name; all fields are honoured.
-        timeout_seconds: ceiling on the whole call, > 0; the best plan found by then is returned. In
-            `collective_plan` at most a quarter of the group's timeout. By default 5 s up to 100
-            tables, and longer in proportion, where ``effort`` is not given and one process plans:
-            in `collective_plan`, and in `plan` outside of a job of several.
-        hardware: name or file of a hardware profile; by default that of the cluster file, or of
-            the GPU found.
-        cluster: a cluster file with the ranks of the topology, for its NVLink domain, the levels of
-            its network and its hardware.
-        model: a model file (or its `Workload`) with what no module holds: pooling factors, index
-            distributions, train pipeline, dense part. Tables and features are matched by name.
-        example_inputs: what the module's forward takes, as in `to_yaml`, to capture the dense part
-            with where no ``model`` says it; None to make it from the features.
-        default_pooling_factor: mean ids per sample of features for which nobody gives them, > 0;
-            if None TorchRec's 1, with a warning.
-        strict: raise instead of warning: where pooling factors are missing, where only one of
-            shardopt's and the storage estimator's counts of memory accepts the plan, and where
+        timeout_seconds: limit on the whole call, > 0; the best plan found by then is returned. In
+            `collective_plan` it is at most a quarter of the group's timeout. The default is 5 s up
+            to 100 tables, and in proportion beyond. There is no default limit if ``effort`` is
+            given, or if several processes of a job call `plan` each for itself.
+        hardware: name or file of a hardware profile; by default that of the cluster file, or that
+            of the GPU in this machine.
+        cluster: a cluster file with as many ranks as the topology; it adds the NVLink domain, the
+            levels of the network and the hardware.
+        model: a model file (or its `Workload`) with facts that no module holds: pooling factors,
+            index distributions, train pipeline, dense part. Tables and features are matched by
+            name.
+        example_inputs: arguments of the module's forward, as in `to_yaml`, used to capture the
+            dense part if ``model`` has none; None to make them from the features.
+        default_pooling_factor: mean ids per sample of features without a pooling factor, > 0; None
+            for TorchRec's 1, with a warning.
+        strict: raise instead of warning: if pooling factors are missing, if shardopt's count of
+            memory and that of the storage estimator disagree on whether the plan fits, and if
             TorchRec's own planner would have to plan.
-        seed: of every random choice of the search, >= 0; all processes find the same plan.
+        seed: seed of every random choice of the search, >= 0; all processes find the same plan.
         effort: multiple of the default work budget, > 0.
         objective: ``nominal`` (the predicted time), ``mean`` (over the scenarios) or ``regret``.
         scenarios: draws of the profile's stated errors (16 by default), ``none``, or a file.
         replica_groups: 2D sparse parallelism; by default the model file's. The topology is then
             that of all ranks, and the plan that of one sharding group.
-        cache: keep the answer under the user's cache directory, and take it from there.
-        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist``, ``semi_sync``, or
-            TorchRec's pipeline, its class or the name of that; by default the model file's, else
-            what the enumerator's storage estimator was told, else ``base``. What is left out of it
-            is logged.
+        cache: keep answers in the user's cache directory, and reuse them.
+        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist``, ``semi_sync``, or one
+            of TorchRec's pipelines: an instance, the class or its name. By default that of the
+            model file, else that of the enumerator's storage estimator, else ``base``. Features of
+            a pipeline that are not modelled are logged.
         confirm: run the best plans and TorchRec's for real in `collective_plan`, and return the
             fastest measured one. See docs/learning.md.
 
     Attributes:
-        confirmed: the last measured plans; None without ``confirm``.
-        found: result of the last `plan`; None before, and where nothing can be predicted.
-        replicas: how ranks form groups, and what `DMPCollection` takes; None for one copy.
+        confirmed: measurements of the last plans; None without ``confirm``.
+        found: result of the last `plan`; None before it, and if nothing can be predicted.
+        replicas: groups of ranks and the arguments of `DMPCollection`; None for one copy.
 
     Raises:
-        PlannerError: an argument that TorchRec's planner does not have cannot be used.
+        PlannerError: an argument cannot be used that only `ShardoptPlanner` has.
     """
 
     found: LastSearch | None = None
@@ -294,8 +300,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         replaced = [name for name, part in parts.items() if part]
         if replaced:
             logger.warning(
-                "%s: shardopt's search takes the place; only tables that it has no model for are "
-                "left to them",
+                "%s: shardopt's search is used instead, except for tables that it has no model for",
                 ", ".join(replaced),
             )
         if train_pipeline is None and workload is None:
@@ -317,12 +322,13 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
 
     @as_planner_errors()
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """Return the plan with the least predicted iteration time, or TorchRec's own, with a
-        warning, where shardopt cannot plan.
+        """Return the plan with the least predicted iteration time.
+
+        If shardopt cannot plan, return the plan of TorchRec's planner, with a warning.
 
         Raises:
-            PlannerError: TorchRec's planner finds no plan either, with its error types and
-                remedies; or ``strict`` refuses what shardopt does not plan.
+            PlannerError: TorchRec's planner finds no plan either (its own error), or shardopt
+                cannot plan and ``strict`` is set.
         """
         self.found = self._planning = None
         failure = self._failure
@@ -352,7 +358,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         return plan
 
     def _begin(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> Planning:
-        """Begin a call: its budget of work and time, and TorchRec's own search beside it."""
+        """Begin a call: set its budget of work and time, with TorchRec's own search at hand."""
         settings = self._settings
         assert settings is not None
         effort = 1.0 if settings.effort is None else settings.effort
@@ -365,7 +371,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         )
 
     def _limit_s(self, module: nn.Module, settings: Settings) -> float | None:
-        """Ceiling on the call; None without one."""
+        """Return the time limit of the call in s; None without one."""
         limits = [self._timeout_seconds, self._waited_s]
         alone = self._waited_s is not None or plans_alone()
         if limits[0] is None and settings.effort is None and alone:
@@ -373,14 +379,14 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _check(self, module: nn.Module, planning: Planning) -> None:
-        """Warn of tables of another device, and refuse those that no memory can hold."""
+        """Warn about tables of another device, and refuse tables that no memory can hold."""
         constraints = planning.inputs.constraints
         tell_device_groups(module, constraints, self._topology.compute_device)
         check_table_sizes(module, self._topology, describe_reservation(self._storage_reservation))
 
     @contextmanager
     def _in_charge(self, planning: Planning) -> Iterator[None]:
-        """Put the search into the place of TorchRec's while TorchRec's planner runs."""
+        """Replace TorchRec's search by ours while TorchRec's planner runs."""
         theirs = self._proposers, self._partitioner, self._perf_model, self._callbacks
         search = SearchInTurn(planning)
         self._proposers, self._partitioner, self._perf_model = [search], search, search
@@ -391,7 +397,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             self._proposers, self._partitioner, self._perf_model, self._callbacks = theirs
 
     def _note(self, planning: Planning, options: Options) -> Options:
-        """Keep and log what is known of the plan that is returned; the last callback."""
+        """Describe, keep and log the plan that is returned; runs as the last callback."""
         try:
             free_topology = self._storage_reservation.last_reserved_topology or self._topology
             found = self.found = planning.describe(options, free_topology)
@@ -411,11 +417,12 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Plan on rank 0 of the group and return its plan, or raise its error, on all ranks; with
-        ``confirm`` all ranks run the best plans and the fastest is returned.
+        """Plan on rank 0 of the group, and return its plan or raise its error on all ranks.
+
+        With ``confirm``, all ranks run the best plans, and the fastest is returned.
 
         Raises:
-            PlannerError: as `plan`; or there is no process group, or a rank of it does not answer
+            PlannerError: see `plan`; or there is no process group, or a rank of it does not answer
                 within its timeout.
         """
         chosen = get_default_sharders() if sharders is None else sharders
@@ -425,7 +432,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             return best_plan
         if not rivals or self._topology.world_size < dist.get_world_size():
             logger.warning(
-                "nothing is measured: confirm compares plans of one search for all ranks of the job"
+                "nothing is measured: confirm needs plans of one search for all ranks of the job"
             )
             return best_plan
         plans = {"plan 1": best_plan, **rivals}
@@ -443,8 +450,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]],
         group: ProcessGroup | None,
     ) -> tuple[ShardingPlan, dict[str, ShardingPlan]]:
-        """The plan for which the other ranks wait, and others to run beside it where plans are
-        confirmed."""
+        """Return the plan that the other ranks wait for, and the plans to measure against it."""
         check_ranks(self._topology.world_size, group)
         self._waited_s = search_seconds(self._timeout_seconds, group)
         try:

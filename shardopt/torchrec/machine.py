@@ -190,9 +190,9 @@ def check_bandwidths(theirs: TorchRecTopology) -> None:
 
 @cache
 def _tell_unused(costs: str) -> None:
-    """Once a process: several parts of a planner take the same Topology."""
+    """Warn once per process, because several parts of a planner take the same Topology."""
     logger.warning(
-        "Topology(%s): these are not used, as costs come from a hardware profile; hardware= "
+        "Topology(%s): these are not used, because costs come from a hardware profile; hardware= "
         "selects one",
         costs,
     )
@@ -201,7 +201,7 @@ def _tell_unused(costs: str) -> None:
 def unknown_device(device: str) -> InputError:
     """The error of a device without costs."""
     return InputError(
-        f"the topology is of {device} devices, and shardopt knows the costs of "
+        f"the topology has {device} devices, and shardopt knows the costs of "
         f"{' and '.join(DEVICES)} only; TorchRec's EmbeddingShardingPlanner plans for it"
     )
 
@@ -221,8 +221,8 @@ def detect_hardware(hardware: str | HardwareProfile | None, device: str) -> Hard
         profile = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
         if profile.device != device:
             raise InputError(
-                f"the topology is of {device} devices, but the hardware profile {profile.name} is "
-                f"of {profile.device}; give a profile of {device} devices as hardware, or "
+                f"the topology has {device} devices, but the hardware profile {profile.name} is "
+                f"for {profile.device}; give a profile for {device} devices as hardware, or "
                 f"Topology(compute_device='{profile.device}')"
             )
         return profile
@@ -237,8 +237,8 @@ def detect_hardware(hardware: str | HardwareProfile | None, device: str) -> Hard
 
 
 def profile_of_here(device: str) -> str | None:
-    """Name of the shipped profile of the devices of this host; None where there is none, so that
-    another machine's stands for it."""
+    """Return the name of the shipped profile for this host's devices; None if there is none, so
+    that the profile of another machine is used."""
     if device == "cpu" or not torch.cuda.is_available():
         return None
     return profile_of_device(torch.cuda.get_device_name(0))

@@ -191,8 +191,8 @@ def tell_widths(placed: Sequence[ShardingOption]) -> None:
     names = [f"'{o.name}' (embedding_dim {o.tensor.shape[1]})" for o in placed if not _runs(o, "")]
     if names:
         logger.warning(
-            "TorchRec plans these tables, and FBGEMM refuses them when they are sharded, as its "
-            "fused kernels take multiples of %d columns: %s; pad embedding_dim, or allow "
+            "TorchRec plans these tables, but FBGEMM refuses them when they are sharded, because "
+            "its fused kernels need a multiple of %d columns: %s; pad embedding_dim, or allow "
             "data_parallel",
             FUSED_WIDTH,
             listed(names),
@@ -271,7 +271,7 @@ def tell_dense(placed: Sequence[ShardingOption]) -> None:
             if option.compute_kernel == DENSE and _has_own_optimizer(option) == own
         ]
         if names:
-            logger.warning("tables that have the dense kernel, %s: %s", stepped_by, listed(names))
+            logger.warning("tables with the dense kernel, %s: %s", stepped_by, listed(names))
 
 
 def _has_own_optimizer(option: ShardingOption) -> bool:

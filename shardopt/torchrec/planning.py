@@ -76,7 +76,7 @@ class Settings:
     """Arguments of a `ShardoptPlanner` that TorchRec's planner does not have, read and checked.
 
     Args:
-        inputs: for the reading of the module; without the enumerator's constraints.
+        inputs: inputs for reading the module, without the enumerator's constraints.
         effort: None for the default.
         confirm: how the best plans are measured; None for no measurement.
     """
@@ -92,7 +92,7 @@ class Settings:
 
 
 class Searched(NamedTuple):
-    """A chosen plan before callbacks see it; no result where the plan is TorchRec's."""
+    """Chosen plan before callbacks change it; without a result if the plan is TorchRec's."""
 
     problem: Problem
     result: Result | None
@@ -101,18 +101,18 @@ class Searched(NamedTuple):
 
 
 class Planning:
-    """A module on its way to a plan.
+    """Planning of one module: its options, the search and the choice.
 
     Args:
-        topology: of the planner, before its reservation.
+        topology: topology of the planner, before the storage reservation.
         torchrec: TorchRec's own search, for tables that shardopt has no model for.
         request: module and sharders.
         stop: budget of the whole call.
 
     Attributes:
         space: TorchRec's search space.
-        searched: the choice; None before, and where TorchRec places all tables.
-        rivals: plans to measure beside the chosen one, by name.
+        searched: the choice; None before it is made, and if TorchRec places all tables.
+        rivals: name -> plan to measure against the chosen one.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class Planning:
         self.rivals: dict[str, Options] = {}
 
     def place(self, free_topology: TorchRecTopology) -> tuple[Options, float]:
-        """Return the best plan as one placed option per table, and its rating in ms: TorchRec's own
-        where it places all tables.
+        """Return the best plan as one placed option per table, and its rating in ms; TorchRec's own
+        if that places all tables.
 
         Args:
             free_topology: ranks with the memory that the reservation left.
@@ -223,8 +223,8 @@ class Planning:
                 kind = PlannerErrorType.PARTITION
                 raise PlannerError(error_type=kind, message=str(error)) from error
             logger.warning(
-                "shardopt's count of memory and that of the storage estimator differ; the plan is "
-                "one that the estimator accepts (strict=True refuses it): %s",
+                "shardopt's count of memory and that of the storage estimator differ; the plan "
+                "fits by the estimator only (strict=True refuses it): %s",
                 error,
             )
             too_little = isinstance(error, InfeasibleError)
@@ -342,8 +342,8 @@ class Planning:
         return replace(problem.topology, installed_bytes=installed, limit_bytes=installed)
 
     def constraint_costs(self, last_search: LastSearch) -> ConstraintCosts | None:
-        """Price the user's constraints; None where no time is left, and where the options without
-        them are up to an enumerator of the user's own."""
+        """Price the user's constraints; None if no time is left, or if the user's own enumerator
+        class decides which options there are without them."""
         remaining_s = self.stop.remaining_s
         custom = type(self.enumerator) is not EmbeddingEnumerator
         if last_search.result is None or remaining_s <= 0 or custom:
@@ -405,7 +405,7 @@ class SearchInTurn(Proposer, Partitioner, PerfModel):
         perf_rating: float | None = None,
         storage_constraint: TorchRecTopology | None = None,
     ) -> None:
-        """There is nothing to learn."""
+        """Ignore feedback: the search is complete after one call."""
 
     def partition(self, proposal: Options, storage_constraint: TorchRecTopology) -> Options:
         placed, self._rating = self._planning.place(storage_constraint)

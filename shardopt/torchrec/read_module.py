@@ -292,8 +292,8 @@ class OfferedTable:
             share = sum(math.prod(of_feature) for of_feature in weights) / len(names)
             logger.warning(
                 "%s has %d features (%s), but its constraint has %d pooling_factors; as in "
-                "TorchRec they count for the table as a whole: %g ids per sample a feature; give "
-                "one a feature",
+                "TorchRec their sum counts for the table: %g ids per sample and feature; give one "
+                "per feature",
                 where,
                 len(names),
                 listed(names),
@@ -521,7 +521,7 @@ def tell_missing_factors(offered: Iterable[OfferedTable], inputs: UserInputs) ->
 def tell_device_groups(
     module: nn.Module, constraints: Mapping[str, ParameterConstraints], device: str
 ) -> None:
-    """Warn of tables of another device, which TorchRec's enumerator passes over without a word.
+    """Warn about tables of another device, which TorchRec's enumerator skips silently.
 
     The plan does not have them, and TorchRec does not shard a module with such a plan alone.
 
@@ -537,7 +537,7 @@ def tell_device_groups(
     if other_groups:
         logger.warning(
             "not planned, as in TorchRec: tables whose constraint has another device_group than "
-            "the topology's %s: %s; plan them for a topology of their own and join the plans",
+            "the topology (%s): %s; plan them for a topology of that group and merge the plans",
             device,
             listed(f"'{table}' ({group})" for table, group in other_groups.items()),
         )
@@ -560,7 +560,7 @@ def _captured_or_linears(
     except InputError as error:
         layers = [(layer.in_features, layer.out_features) for layer in linears_outside(module)]
         logger.warning(
-            "the dense part is not what the model runs: %s counted, each once a sample, because %s",
+            "the dense part is only estimated: %s counted, each once per sample, because %s",
             f"{plural(len(layers), 'linear layer')} {'is' if len(layers) == 1 else 'are'}",
             error,
         )

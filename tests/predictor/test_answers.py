@@ -45,6 +45,8 @@ def a_job(pipeline: str) -> Workload:
         a_table("host", 5_000_000, 128, features=skewed("host", 5.0)),
         a_table("tiny", 1_000, 32),
         a_table("history", 500_000, 64, module="ec", pooling="none", index_dedup=True),
+        a_table("columns", 600_000, 128),
+        a_table("grid", 4_000_000, 128),
     )
     return a_workload(
         *tables, batch_size=4096, train_pipeline=pipeline, qcomm=QComm("fp16", "bf16")
@@ -52,8 +54,8 @@ def a_job(pipeline: str) -> Workload:
 
 
 def a_plan(workload: Workload, topology: Topology, *, on_device: bool) -> list[TablePlan]:
-    """A table of every sharding type, and one behind a cache where there are devices."""
-    hot, wide, mean, rows, host, tiny, history = workload.tables
+    """Tables of every sharding type, and one behind a cache where there are devices."""
+    hot, wide, mean, rows, host, tiny, history, columns, grid = workload.tables
     world, local = topology.world_size, topology.local_world_size
     cached = replace(
         cut(host, T.TABLE_WISE, [1]),
@@ -68,6 +70,8 @@ def a_plan(workload: Workload, topology: Topology, *, on_device: bool) -> list[T
         cached if on_device else cut(host, T.TABLE_WISE, [1]),
         data_parallel(tiny, world),
         cut(history, T.ROW_WISE, range(world)),
+        cut(columns, T.TABLE_COLUMN_WISE, [2, 3], columns=2),
+        cut(grid, T.GRID_SHARD, range(world), columns=2),
     ]
 
 

@@ -74,7 +74,7 @@ def test_a_plan_in_use_that_fits_but_for_its_peak_cannot_stay(first: Result) -> 
     problem = with_limit(most_reserved(plan) - 1)
     result = a_search(replace(problem, in_use=PlanInUse(plan)))
     assert result.in_use is not None
-    assert "misses" in result.in_use.misfits[0]
+    assert "lacks" in result.in_use.misfits[0]
 
 
 def small_model(rng: random.Random) -> Workload:

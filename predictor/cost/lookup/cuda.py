@@ -1,8 +1,9 @@
 """Kernel model of FBGEMM's fused table-batched embedding (TBE) on a GPU: which bytes move where.
 
-docs/model.md, chapter 6, has the formulas and names the kernels of FBGEMM that they follow; Lin et
-al. 2022 (arXiv 2201.07821) charge hits to L2 and misses to HBM with a cold cache. Where they assume
-uniform ids, distinct rows and hits come from the index distribution (Che et al. 2002).
+docs/model.md, chapter 6, has the formulas and names the kernels of FBGEMM that they follow. As in
+Lin et al. 2022 (arXiv 2201.07821), the L2 starts cold, hits cost L2 bandwidth and misses cost HBM
+bandwidth. They assume uniform ids; here distinct rows and hits follow from the index distribution
+(Che et al. 2002).
 
 Bytes of shards add up inside a launch. Two things do not add up and have functions of their own:
 the latency of the longest chain of dependent loads, which a launch pays once, and the share of the
@@ -36,11 +37,12 @@ Array = NDArray[np.float64]
 ID_WEIGHT_BYTES = 4
 WARP = 32
 BLOCK_WARPS = 32
-"""Warps of a thread block that adds up the gradients of one row (`kMaxThreads` / warp)."""
+"""Warps of a thread block that sums the gradients of one row (`kMaxThreads` / warp)."""
 WARP_RUN_IDS = 32
-"""Ids of one row that a warp adds up; more take a thread block (`max_segment_length_per_warp`)."""
+"""Most ids of one row that a single warp sums; a row with more takes a thread block
+(`max_segment_length_per_warp`)."""
 REQUEST_BYTES = 128
-"""Most that a warp reads over the host link at once."""
+"""Largest read of a warp over the host link, in bytes."""
 UNPOOLED_INFO_BYTES = 4
 """Extra bytes per sorted id without pooling: its position takes 8 bytes instead of 4."""
 
@@ -65,7 +67,7 @@ class CudaLookups(LookupModel):
         return units.us(self.constants.hash_us)
 
     def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
-        """Gather and pool, after fetching what the cache misses.
+        """Price gathering and pooling, and before them the fetch of rows that miss the cache.
 
         Args:
             tables: number of tables that share the L2, this one included, >= 1.
@@ -83,7 +85,7 @@ class CudaLookups(LookupModel):
     def bucketize_ms(self, longest: float) -> float:
         """Price the walk of one thread down the ids of a bag.
 
-        Each id takes a load, and one from the L2 of its place in the bucket
+        Each id takes two loads: the id itself, and from the L2 its position in the bucket
         (`_block_bucketize_sparse_features_cuda_kernel2` of FBGEMM).
         """
         each = self.constants.row_latency_us * (1.0 + self.constants.l2_latency)
@@ -150,7 +152,7 @@ class CudaLookups(LookupModel):
             time += moved / (self.constants.forward_efficiency * self.hw.memory.hbm)
         if shard.weighted and shard.pooled:
             # FBGEMM always computes gradients of the weights: it reads bags and rows as the
-            # forward, and adds up the products of the two over a warp
+            # forward does, and sums their products across a warp
             time += self.constants.weight_gradient * self._gather_ms(shard, 1.0)
         if shard.host_share:
             time = max(time, self.constants.hash_hybrid * self.backward_ms(_on_device(shard)))
@@ -159,9 +161,10 @@ class CudaLookups(LookupModel):
     def backward_longest_ms(self, shard: LookupShard) -> float:
         """Return the latency of one bag and of the hottest row in a backward.
 
-        A warp numbers its bags' ids bag by bag; the ids of one row form segments of at most
-        ``segment_rows``, which a thread block adds up, each of its warps a part, with one SM's
-        share of the L2. Longer ones are shared by blocks, which add their sums atomically.
+        A warp numbers the ids of its bags one bag at a time. The ids of one row form segments of at
+        most ``segment_rows``. One thread block sums a segment: each warp takes a part, and the
+        block has one SM's share of the L2 bandwidth. If a row has several segments, their blocks
+        add up their sums atomically.
         """
         if shard.ids <= 0:
             return 0.0
@@ -179,7 +182,8 @@ class CudaLookups(LookupModel):
             return 0.0
         rows = own_fetched_rows(shard) if fetched_rows is None else fetched_rows
         if shard.kernel.is_hashed:
-            # found in the host's table and put into the cache's, as what it evicts the other way
+            # each row is found in the host's table and inserted into the cache's, while the row
+            # that it evicts goes the other way
             fill = rows * max(units.us(1e-3 * self.constants.hash_miss_ns), self.fetch_ms(shard))
             there = _on_device(shard)
             lookup = self.forward_ms(there) + self.backward_ms(there)
@@ -231,14 +235,14 @@ class CudaLookups(LookupModel):
         return self.constants.sort_efficiency * self.hw.memory.hbm
 
     def _gather_ms(self, shard: LookupShard, tables: float) -> float:
-        """Ids and offsets stream in, rows are gathered, pooled outputs stream out.
+        """Price a gather: ids and offsets stream in, rows are read, pooled outputs stream out.
 
-        ``max(HBM bytes / (efficiency BW_hbm), gathered bytes / BW_l2, warps)``; of the rows only
-        the expected misses of the L2 go to HBM. A warp serves a bag: one-hot features start as many
-        warps as they gather rows, and the rate at which warps come and go decides. Managed memory
-        stays on the host, mapped into the device (`new_managed_tensor` in memory_utils.cu:
-        preferred location CPU, accessed by the GPU), so that its rows cross the link whenever they
-        are read.
+        The time is ``max(HBM bytes / (efficiency BW_hbm), gathered bytes / BW_l2, warps)``. Only
+        the rows that are expected to miss the L2 are read from HBM. Each bag takes a warp, so a
+        one-hot feature launches a warp for every row, and the rate at which warps start and
+        retire sets the time. Managed memory stays on the host, mapped into the device
+        (`new_managed_tensor` in memory_utils.cu: preferred location CPU, accessed by the GPU), so
+        its rows cross the link at every read.
         """
         ids = shard.ids
         id_bytes = self.constants.index_bytes + ID_WEIGHT_BYTES * shard.weighted
@@ -261,8 +265,9 @@ class CudaLookups(LookupModel):
     def _managed_reads(self, shard: LookupShard) -> float:
         """Count the rows of managed memory that cross the link in a forward.
 
-        The L2 does not keep them: 65536 ids of 27 thousand rows, which would fit into it, read as
-        large a share over the link as a million. An SM's L1 does, for the bags of that SM.
+        The L2 does not cache them: 65,536 ids read as large a share over the link from a table of
+        27 thousand rows, which would fit into the L2, as from one of a million. An SM's L1 does
+        cache them, for the bags of that SM.
         """
         l1_rows = units.mib(self.constants.uvm_l1_kib / 1024) / self._row_bytes(shard)
         return self.hw.sms * shard.bins.batch_misses(shard.draws / self.hw.sms, l1_rows)
@@ -293,8 +298,8 @@ class CudaLookups(LookupModel):
     def sort_ms(self, shard: LookupShard) -> float:
         """Linearise, radix-sort (id, bag) pairs digit by digit, find the runs.
 
-        With the passes that the shard's own rows need; a launch sorts the numbers of all its rows,
-        see `predictor.cost.loads`. Places in a UVM cache are sorted along, by a second sort.
+        The passes are those that the shard's own rows need; a launch needs those of all its rows
+        (`predictor.cost.loads`). Positions in a UVM cache take a second sort.
         """
         pass_ms = self.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
         if shard.kernel is ComputeKernel.FUSED_UVM_CACHING:
@@ -304,12 +309,13 @@ class CudaLookups(LookupModel):
         return numbering + shard.ids * (prepare + float(self.sort_passes(shard.rows)) * pass_ms)
 
     def _reduce_ms(self, shard: LookupShard) -> float:
-        """Gradients of each row are added up, and the row is updated.
+        """Sum the gradients of each row and update the row.
 
-        A row of up to `WARP_RUN_IDS` ids takes a warp, and so many run that bytes decide. A longer
-        one takes a block of 1024 threads, whose registers leave an SM room for one: then the chain
-        of its loads decides, unless its bytes take longer. Rows are drawn as often as a Poisson
-        variable, here a logistic one of the same mean and variance.
+        A row of up to `WARP_RUN_IDS` ids takes one warp, and so many warps run at once that
+        bandwidth sets the time. A longer row takes a block of 1024 threads, of which registers
+        leave an SM room for one: its chain of dependent loads sets the time, unless moving its
+        bytes takes longer. The number of times that a row is drawn is Poisson, approximated by a
+        logistic distribution of the same mean and variance.
         """
         gradients, updates = self._gradients_ms(shard), self._updates_ms(shard)
         mean, counts = shard.draws * shard.bins.probs, shard.bins.counts
@@ -328,7 +334,8 @@ class CudaLookups(LookupModel):
         return (1.0 - of_ids) * gradients + (1.0 - of_rows) * updates + blocks
 
     def _gradients_ms(self, shard: LookupShard) -> float:
-        """Gradient rows are gathered as weights are; sorted ids visit the bags in random order."""
+        """Price the gather of gradient rows: like that of weights, but sorted ids visit the bags in
+        random order."""
         row = self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
         if shard.bags <= 0:
             return 0.0
@@ -344,15 +351,16 @@ class CudaLookups(LookupModel):
         return max(moving, gathered / self.hw.memory.l2, waiting)
 
     def _warps(self, shard: LookupShard) -> float:
-        """Groups of lanes that the device holds at once."""
+        """Count the groups of lanes that the device holds at once."""
         return self.hw.sms * max(self.constants.warps_per_sm, 1.0) * WARP / _lanes(shard)
 
     def _updates_ms(self, shard: LookupShard) -> float:
-        """Distinct rows and their optimizer state are read and written, in HBM or over the link; a
-        dense gradient is not read, but all of it is written first as zeros.
+        """Price reading and writing distinct rows and their optimizer states, in HBM or over the
+        link.
 
-        What lies in host memory crosses the full-duplex link once in each direction. One group of
-        lanes updates a row, after a chain of loads to find it.
+        A dense gradient is not read, but all of it is first filled with zeros. Bytes in host memory
+        cross the full-duplex link once in each direction. One group of lanes updates a row, after a
+        chain of loads to find it.
         """
         distinct, on_host, vectors = shard.distinct_rows, 0.0, 0.0
         if shard.kernel is ComputeKernel.DENSE:
@@ -403,7 +411,7 @@ class CudaLookups(LookupModel):
 
 
 def _rounds(elements: float) -> float:
-    """Times that the lanes of a group go round to serve so many elements."""
+    """Count the passes that the lanes of a group take over this many elements."""
     return max(1.0, elements / (4 * WARP))
 
 

@@ -473,7 +473,7 @@ def missing(memory: Sequence[RankMemory]) -> str:
                 on_host = kind == "HBM" and rank.peak is not None and not rank.peak.on_device
                 memory_kind = "memory" if on_host else kind
                 lines.append(
-                    f"rank {rank.rank} misses {format_bytes(short, round_up=True)} of "
+                    f"rank {rank.rank} lacks {format_bytes(short, round_up=True)} of "
                     f"{memory_kind}: needs {format_bytes(need)}, has {format_bytes(cap)}"
                 )
     return "; ".join(lines)

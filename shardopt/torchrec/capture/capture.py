@@ -358,7 +358,7 @@ def capture_dense(
     if first.loss.startswith("none"):
         raise InputError(
             "no output of forward depends on a parameter, so there is no backward to capture; "
-            "give back the loss, or the outputs that the loss is made of"
+            "return the loss, or the outputs that the loss is made from"
         )
     names = _names(features)
     steps, fit, tied = [_parts(first)], None, per_sample

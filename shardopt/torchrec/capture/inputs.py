@@ -70,7 +70,7 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
     if not keyed and not any(example_batch.axis(tensor.shape) is not None for tensor in tensors):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors[:5]) or "no tensors"
         raise InputError(
-            "example_inputs holds no KeyedJaggedTensor and no tensor with an axis of the batch, "
+            "example_inputs holds no KeyedJaggedTensor and no tensor with an axis of batch_size, "
             f"{batch_size}: got {shapes}; give a batch of batch_size samples"
         )
 

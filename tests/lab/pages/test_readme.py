@@ -84,7 +84,7 @@ def test_shipped_plans_are_shown_with_what_their_profile_foretold(folder: Path) 
     )
     assert "2.1 (0.9 to 3.3)" in gain
     assert "3.0 (1.7 to 4.3)" in gain
-    assert "50 % of the expected gain is measured" in gain
+    assert "The measured gain is 50 % of the expected one" in gain
     assert "47.0 %" in gain
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.cost.loads import Load, ShardLoads
+from predictor.cost.loads import VARIANCES, Load, ShardLoads
 from predictor.model.distribution import Empirical, EmpiricalByRange, Zipf
 from predictor.model.lookup_group import group_of
 from predictor.model.plan import ComputeKernel, ShardingType
@@ -42,6 +42,12 @@ def test_row_shards_split_the_ids_but_pool_every_sample() -> None:
     assert shards[:, Load.OUTPUTS] == pytest.approx([400 * 64] * 4)
     sequence = a_workload(a_table(rows=1000, pooling="none"), batch_size=100)
     assert load(sequence, T.ROW_WISE)[:, Load.OUTPUTS] == pytest.approx([200 * 64] * 4)
+
+
+def test_ids_of_a_row_shard_vary_where_those_of_the_table_do_not() -> None:
+    workload = a_workload(a_table(rows=1000, features=(Feature("f", 1.0),)), batch_size=100)
+    assert not load(workload, T.TABLE_WISE)[:, VARIANCES].any()
+    assert (load(workload, T.ROW_WISE)[:, VARIANCES] > 0).all()
 
 
 def test_a_replica_serves_its_own_batch_and_has_a_dense_gradient() -> None:

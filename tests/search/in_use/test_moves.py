@@ -158,7 +158,7 @@ def test_too_few_moves_say_how_many_would_do() -> None:
         with pytest.raises(InfeasibleError) as raised:
             solve(replace(problem, in_use=PlanInUse(plan, moves)), Stop(effort=QUICK), 0)
         text = str(raised.value)
-        assert "rank 0 misses" in text
+        assert "rank 0 lacks" in text
         assert "at least 2 must" in text
         assert "allow 2 moves" in text
         assert raised.value.inputs == ("max_moves",)
@@ -166,7 +166,7 @@ def test_too_few_moves_say_how_many_would_do() -> None:
     result = solve(replace(problem, in_use=PlanInUse(plan, 2)), Stop(effort=QUICK), 0)
     assert len(moved_tables(plan, result.best.plan)) == 2
     assert result.in_use is not None
-    assert "rank 0 misses" in result.in_use.misfits[0]
+    assert "rank 0 lacks" in result.in_use.misfits[0]
 
 
 def test_what_constraints_forbid_must_move() -> None:

@@ -167,7 +167,7 @@ def test_what_plan_1_gains(plan_data: dict[str, Any]) -> None:
     none = ExpectedGain("torchrec default", 0.02, (-0.0996, 0.14), 0.004, 128)
     assert said(replace(answer, gain=none)).startswith("Keep TorchRec's plan")
     worse = ExpectedGain("torchrec default", -0.02, (-0.0996, 0.14), 0.03, 128)
-    assert said(replace(answer, gain=worse)).startswith("Plan 1 gains 3.0 %")
+    assert said(replace(answer, gain=worse)).startswith("Plan 1 is predicted to gain 3.0 %")
     alone = said(replace(answer, gain=None))
     assert alone.startswith("Use plan 1")
     assert "TorchRec's plan" not in alone

@@ -31,8 +31,8 @@ from tests.shardopt.torchrec.hook_models import (
 @pytest.mark.parametrize(
     ("device", "hardware", "words"),
     [
-        ("cpu", "h100-sxm", "topology is of cpu.*h100-sxm is of cuda"),
-        ("cuda", "cpu-gloo", "topology is of cuda.*cpu-gloo is of cpu"),
+        ("cpu", "h100-sxm", "topology has cpu.*h100-sxm is for cuda"),
+        ("cuda", "cpu-gloo", "topology has cuda.*cpu-gloo is for cpu"),
     ],
 )
 def test_hardware_of_another_device_is_told(device: str, hardware: str, words: str) -> None:

@@ -208,7 +208,7 @@ def test_a_table_of_another_device_is_passed_over_as_in_torchrec(
 ) -> None:
     constraints = factors(a=20.0, b=2.0)
     constraints["a"].device_group, constraints["b"].device_group = "cuda", "cpu"
-    words = "another device_group than the topology's cuda: 'b' (cpu)"
+    words = "another device_group than the topology (cuda): 'b' (cpu)"
     plan = planner(constraints=constraints).plan(Model(), SHARDERS)
     ranks = topology()
     torchrec_planner = EmbeddingShardingPlanner(
@@ -278,7 +278,7 @@ def test_a_module_that_cannot_be_captured_counts_its_linear_layers_and_says_so(
 
     dense = workload_of(Undecided()).dense
     assert dense.linears == ((128, 32), (32, 1))
-    assert "2 linear layers are counted, each once a sample, because" in caplog.text
+    assert "2 linear layers are counted, each once per sample, because" in caplog.text
     assert "op aten._local_scalar_dense" in caplog.text
     assert "if sparse.sum() > 0" in caplog.text
 

@@ -47,7 +47,7 @@ def test_plan_memory_and_what_is_missing() -> None:
     tight = plan_memory(workload, replace(TOPOLOGY, hbm_cap_bytes=(need, need - 10)), plan)
     assert not fits(tight)
     assert tight[1].missing_hbm_bytes == 10
-    assert missing(tight).startswith("rank 1 misses 10 B of HBM")
+    assert missing(tight).startswith("rank 1 lacks 10 B of HBM")
 
 
 def test_the_peak_decides_where_it_is_known() -> None:
@@ -55,7 +55,7 @@ def test_the_peak_decides_where_it_is_known() -> None:
     memory = RankMemory(1, 50, 60, 0, 0, peak)
     assert memory.missing_hbm_bytes == 10
     assert not memory.fits
-    assert missing([memory]).startswith("rank 1 misses 10 B of HBM")
+    assert missing([memory]).startswith("rank 1 lacks 10 B of HBM")
     assert replace(memory, peak=replace(peak, limit_bytes=100)).fits
     on_cpu = replace(memory, ddr_cap_bytes=60, peak=replace(peak, on_device=False))
     assert (on_cpu.missing_hbm_bytes, on_cpu.missing_ddr_bytes) == (0, 10)

@@ -124,5 +124,5 @@ def test_what_cannot_be_made_is_asked_for_by_name() -> None:
 
 
 def test_an_example_without_the_batch_is_refused() -> None:
-    with pytest.raises(InputError, match=r"axis of the batch, 64: got \[7, 3\]; give a batch"):
+    with pytest.raises(InputError, match=r"axis of batch_size, 64: got \[7, 3\]; give a batch"):
         like_example((torch.empty(7, 3),), Takes(), 64)
