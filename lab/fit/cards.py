@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from predictor.errors import InputError
 from predictor.hardware.schema import ProvenanceKind
 
 SHEET = "NVIDIA datasheet"
@@ -88,4 +89,22 @@ class TensorSheet:
 _LISTED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 TENSOR_SHEETS = {name: TensorSheet(**sheet) for name, sheet in _LISTED["tensor_sheets"].items()}
 """Profile whose kernels other profiles use -> its datasheet."""
-CARDS = tuple(Card(**card) for card in _LISTED["cards"])
+
+
+def read_card(keys: dict[str, Any]) -> Card:
+    """Read one entry of the list.
+
+    Raises:
+        InputError: a key is missing or unknown.
+    """
+    try:
+        return Card(**keys)
+    except TypeError as error:
+        allowed = ", ".join(key.name for key in fields(Card))
+        raise InputError(
+            f"lab/fit/cards.yaml: card {keys.get('name')!r}: "
+            f"{str(error).removeprefix('Card.__init__() ')}; its keys are {allowed}"
+        ) from None
+
+
+CARDS = tuple(read_card(keys) for keys in _LISTED["cards"])

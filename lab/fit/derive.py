@@ -192,7 +192,8 @@ def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
         own = load_hardware(card.name).collectives.intra
         return own.model_dump(mode="json", exclude_none=True)
     if card.link is not None:
-        source = f"Curves of {card.link} ({card.link_note}), whose source says how they came."
+        note = f" ({card.link_note})" if card.link_note else ""
+        source = f"Curves of {card.link}{note}, whose source says how they came."
         linked = load_hardware(card.link).collectives.intra
         group = linked.model_dump(mode="json", exclude_none=True)
         group |= {op: _scaled(group[op], card.link_factor) for op in OPS}

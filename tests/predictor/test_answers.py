@@ -1,13 +1,16 @@
-"""Predictions of one small model on every shipped profile, against tests/golden/answers.yaml.
+"""Predictions on every shipped profile: one small model, and ops of the dense part.
 
-Any change of a cost, of the graph or of a shipped constant moves some of these figures. Where the
-change is meant, ``SHARDOPT_UPDATE_GOLDEN=1`` writes the file, and its diff shows what moved.
+Any change of a cost, of the graph or of a shipped constant moves some figures of
+tests/golden/answers.yaml or ops.yaml. Where the change is meant, ``SHARDOPT_UPDATE_GOLDEN=1``
+writes both files, and their diff shows what moved.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,16 @@ from typing import Any
 import pytest
 import yaml
 
+from predictor.cost.ops.op_time import (
+    ATTENTION,
+    CONVOLUTIONS,
+    DECODES,
+    GATHERS,
+    KNOWN,
+    PRODUCTS,
+    SCATTERS,
+    OpTimes,
+)
 from predictor.hardware.loader import list_hardware
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
@@ -22,8 +35,20 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Feature, QComm, Workload
 from predictor.predict import predict
 from tests.builders import a_table, a_topology, a_workload, cut, data_parallel, hardware, plan_of
+from tests.contract.test_op_models import call_of
 
-ANSWERS = Path(__file__).parents[1] / "golden" / "answers.yaml"
+GOLDEN = Path(__file__).parents[1] / "golden"
+ANSWERS, OPS = GOLDEN / "answers.yaml", GOLDEN / "ops.yaml"
+OP_KINDS = {
+    "products": PRODUCTS,
+    "convolutions": CONVOLUTIONS,
+    "attention": ATTENTION,
+    "gathers": GATHERS,
+    "scatters": SCATTERS,
+    "decodes": DECODES,
+    "other": KNOWN - GATHERS - SCATTERS - DECODES,
+}
+ACCEPT = "SHARDOPT_UPDATE_GOLDEN=1 accepts the new ones"
 T = ShardingType
 PIPELINES = ("sparse_dist", "prefetch_sparse_dist", "semi_sync")
 CASES = {name: (name, "base") for name in list_hardware()} | {
@@ -95,23 +120,46 @@ def answer(name: str, pipeline: str) -> dict[str, Any]:
     }
 
 
+def op_answer(name: str) -> dict[str, float]:
+    """Return the time in ms of one call of every op, by kind; `a_job` runs few of them."""
+    times = OpTimes(hardware(name), "fp32")
+    return {
+        kind: math.fsum(times.cost(call_of(op, 40)).ms for op in ops)
+        for kind, ops in OP_KINDS.items()
+    }
+
+
+def golden(path: Path, compute: Callable[[str], Any], cases: Iterable[str]) -> dict[str, Any]:
+    """Read a file of answers, written anew where ``SHARDOPT_UPDATE_GOLDEN`` is set."""
+    if os.environ.get("SHARDOPT_UPDATE_GOLDEN"):
+        computed = {case: compute(case) for case in cases}
+        path.write_text(yaml.safe_dump(computed, sort_keys=False), encoding="utf-8")
+    stored: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return stored
+
+
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
-    if os.environ.get("SHARDOPT_UPDATE_GOLDEN"):
-        computed = {case: answer(*CASES[case]) for case in CASES}
-        ANSWERS.write_text(yaml.safe_dump(computed, sort_keys=False), encoding="utf-8")
-    stored: dict[str, Any] = yaml.safe_load(ANSWERS.read_text(encoding="utf-8"))
-    return stored
+    return golden(ANSWERS, lambda case: answer(*CASES[case]), CASES)
+
+
+@pytest.fixture(scope="module")
+def op_answers() -> dict[str, Any]:
+    return golden(OPS, op_answer, list_hardware())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_predictions_are_as_they_were(case: str, answers: dict[str, Any]) -> None:
-    computed, stored = answer(*CASES[case]), answers[case]
-    assert computed.pop("busy_ms") == pytest.approx(stored.pop("busy_ms"), rel=1e-9)
-    assert computed == pytest.approx(stored, rel=1e-9), (
-        "SHARDOPT_UPDATE_GOLDEN=1 accepts the new ones"
-    )
+    computed, stored = answer(*CASES[case]), dict(answers.get(case, {}))
+    assert computed.pop("busy_ms") == pytest.approx(stored.pop("busy_ms", {}), rel=1e-9), ACCEPT
+    assert computed == pytest.approx(stored, rel=1e-9), ACCEPT
 
 
-def test_every_answer_is_of_a_case(answers: dict[str, Any]) -> None:
-    assert answers.keys() == CASES.keys()
+@pytest.mark.parametrize("name", list_hardware())
+def test_ops_take_as_long_as_they_did(name: str, op_answers: dict[str, Any]) -> None:
+    assert op_answer(name) == pytest.approx(op_answers.get(name, {}), rel=1e-9), ACCEPT
+
+
+def test_every_answer_is_of_a_case(answers: dict[str, Any], op_answers: dict[str, Any]) -> None:
+    assert answers.keys() == CASES.keys(), ACCEPT
+    assert op_answers.keys() == {*list_hardware()}, ACCEPT

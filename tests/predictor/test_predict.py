@@ -105,10 +105,17 @@ def hot(alpha: float | None, order: str = "random", pooling_factor: float = 60.0
     return a_workload(a_table(rows=10**7, dim=128, features=(feature,)), batch_size=4096)
 
 
+def of_varying_lengths(workload: Workload) -> Workload:
+    """The workload with lengths that vary in its first table, so that ranks wait."""
+    first, *others = workload.tables
+    features = tuple(replace(f, pooling_factor_std=2.0) for f in first.features)
+    return replace(workload, tables=(replace(first, features=features), *others))
+
+
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_parts_sum_to_the_iteration_and_the_interval_holds_it(pipeline: str) -> None:
     for seed, topology in enumerate([a_topology(1), a_topology(2), a_topology(8, 4)] * 2):
-        workload = random_workload(seed, pipeline)
+        workload = of_varying_lengths(random_workload(seed, pipeline))
         space, pick = enumerate_space(workload, topology), random.Random(seed)
         for profile in (hardware(), device_bound(), hardware("cpu-gloo")):
             prediction = run(workload, topology, random_candidate(space, topology, pick), profile)
@@ -161,6 +168,17 @@ def test_the_interval_holds_nine_iterations_of_ten_that_are_off_by_the_stated_er
     off = np.random.default_rng(0).standard_normal((4000, len(sizes))) @ sizes
     times = 10.0 * np.exp(off)
     assert np.mean((times >= low) & (times <= high)) == pytest.approx(0.9, abs=0.015)
+
+
+def test_segments_of_one_resource_are_off_together() -> None:
+    profile, topology = hardware(), a_topology(4, 2)
+    whole, *parts = (
+        Segment("a", "dense_forward", "gemm", 0, start_ms, end_ms)
+        for start_ms, end_ms in ((0.0, 4.0), (0.0, 1.0), (1.0, 4.0))
+    )
+    assert iteration_interval(4.0, parts, profile, topology) == pytest.approx(
+        iteration_interval(4.0, [whole], profile, topology)
+    )
 
 
 def test_a_rank_is_idle_where_its_compute_stream_waits() -> None:
@@ -220,10 +238,8 @@ def test_time_never_falls_when_work_grows_nor_rises_when_ids_vanish(
     more rows."""
     pick = random.Random(seed)
     workload = random_workload(seed, pick.choice(PIPELINES))
-    if pick.random() < 0.5:  # lengths that vary
-        features = [replace(f, pooling_factor_std=2.0) for f in workload.tables[0].features]
-        first = replace(workload.tables[0], features=tuple(features))
-        workload = replace(workload, tables=(first, *workload.tables[1:]))
+    if pick.random() < 0.5:
+        workload = of_varying_lengths(workload)
     topology = a_topology(pick.choice([1, 2, 8]))
     kind = pick.choice([T.TABLE_WISE, T.ROW_WISE])
 

@@ -25,12 +25,12 @@ from predictor.units import GIB, MIB
 from search.bound.lower_bound import LowerBound
 from search.objective import Objective
 from search.params import SearchParams
-from search.problem import Problem, Result
+from search.problem import PlanInUse, Problem, Result
 from search.propose.rescue import rescue
 from search.solve import solve
 from search.space.enumerate import reduced_space, whole_space
 from search.space.option import Space
-from search.stages import with_proposals
+from search.stages import GIVEN, with_bound, with_proposals
 from search.state import State
 from search.stop import Stop
 from tests.search.problems import (
@@ -45,6 +45,7 @@ from tests.search.problems import (
     objective_of,
     random_problem,
     several_lookups,
+    some_plan,
     tools_of,
 )
 
@@ -147,6 +148,32 @@ def test_hash_randomisation_changes_nothing() -> None:
         for seed in ("0", "1")
     }
     assert len(outputs) == 1
+
+
+def test_bound_and_proposals_begin_with_every_plan_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A searcher that starts before the bound, or without the plan in use, only finds less."""
+    begun: list[State] = []
+
+    def bound(state: State) -> State:
+        begun.append(state)
+        return with_bound(state)
+
+    def proposals(state: State, searchers: Sequence[str]) -> State:
+        begun.append(state)
+        return with_proposals(state, searchers)
+
+    monkeypatch.setattr("search.solve.with_bound", bound)
+    monkeypatch.setattr("search.solve.with_proposals", proposals)
+    problem = a_problem(several(4), hosts(2))
+    near = replace(problem, in_use=PlanInUse(some_plan(problem, 0)))
+    solve(near, Stop(effort=QUICK), 0, starts=[some_plan(problem, 1)])
+    first, second = begun
+    assert first.baselines
+    assert {"given plan", GIVEN} < {candidate.found_by for candidate in first.incumbents}
+    assert second.incumbents == first.incumbents
+    assert first.proven_ms == 0 < second.proven_ms
 
 
 @pytest.mark.parametrize("hardware", ["cpu-gloo", "h100-sxm"])

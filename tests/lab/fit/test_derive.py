@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from lab.cli import main
-from lab.fit.cards import CARDS
+from lab.fit.cards import CARDS, read_card
 from lab.fit.derive import SWITCH_CARDS, derive, text_of
 from predictor.cost.gemm import gemm_ms
+from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware, parse_hardware
 
 NAMES = [card.name for card in CARDS]
@@ -25,10 +27,18 @@ def test_the_shipped_file_is_what_the_rules_give(card) -> None:  # type: ignore[
 
 
 @pytest.mark.parametrize("card", CARDS, ids=NAMES)
-def test_every_group_has_the_provenance_of_its_card(card) -> None:  # type: ignore[no-untyped-def]
+def test_every_group_has_the_provenance_of_itsread_card(card) -> None:  # type: ignore[no-untyped-def]
     profile = load_hardware(card.name)
     assert {profile.group_kind(name) for name in profile.groups} == {card.kind}
     assert derive(card)["memory"]["hbm_gb_s"] < card.peak_gb_s
+
+
+@pytest.mark.parametrize("key", ["sms", "sm"])
+def test_a_card_that_lacks_a_key_or_has_an_unknown_one_is_named(key: str) -> None:
+    keys = asdict(CARDS[0])
+    wrong = {k: v for k, v in keys.items() if k != key} if key in keys else keys | {key: 1}
+    with pytest.raises(InputError, match=f"{CARDS[0].name}.*'{key}'"):
+        read_card(wrong)
 
 
 def test_eight_cards_share_two_uplinks_in_an_all_to_all() -> None:
