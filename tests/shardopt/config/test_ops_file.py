@@ -154,7 +154,7 @@ def test_ids_that_cannot_be_scaled_are_noted(tmp_path: Path) -> None:
     path = model(tmp_path, changed(tied_ids={"f": 100}), sequences)
     (note,) = read_model(path)[1]
     assert "feature 'f' has 2 ids" in note
-    assert "is of 100" in note
+    assert "100" in note
 
 
 def test_ops_that_are_of_one_batch_are_refused_at_another(tmp_path: Path) -> None:
