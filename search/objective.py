@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.cost.errors import CostErrors
 from predictor.model.memory.caches import CachedShard, cached_shards, sharing_bytes
 from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, TablePlan
@@ -29,6 +30,8 @@ Assignment = tuple[Choice, ...]
 """One plan: a choice for every table, in the workload's order."""
 Rate = Callable[[Sequence[Assignment]], Array]
 """Plans -> a measure of each, ``[plans]``; less is better."""
+TimesOfPlans = Callable[[Sequence[Assignment]], Array]
+"""Plans -> times in ms under draws of the costs' errors, ``[plans, draws]``."""
 
 
 def apply(base: Assignment, change: Mapping[int, Choice]) -> Assignment:
@@ -137,6 +140,18 @@ class Objective:
     def numbers(self, assignment: Assignment) -> list[int]:
         """Return the scorer's numbers of an assignment's choices."""
         return [self.number(option, ranks) for option, ranks in assignment]
+
+    def under(self, errors: CostErrors) -> TimesOfPlans:
+        """Return a predictor of plans under draws of the costs' errors, for many calls: they share
+        its compiled timelines."""
+        scorer = self.problem.perturbed(self.scorer, errors)
+
+        def times(assignments: Sequence[Assignment]) -> Array:
+            if not assignments:
+                return np.zeros((0, errors.draws))
+            return scorer.score_numbered(np.array([self.numbers(a) for a in assignments]))
+
+        return times
 
     def _number(self, option: Option, ranks: Ranks) -> int:
         """Return the scorer's number of a choice."""

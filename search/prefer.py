@@ -55,6 +55,11 @@ DRAWS, DRAWS_SEED = 16, 2
 RULES = ("memory", "sharding types", "shards", "balance")
 
 
+def no_host() -> GivenErrors:
+    """Return the errors that leave the time of the devices alone."""
+    return GivenErrors({OVERHEADS: NO_TIME})
+
+
 def tolerance_of(objective: Objective, fastest: Candidate, params: SearchParams) -> float:
     """Return the fraction by which a tied plan may be slower than the fastest one."""
     problem = objective.problem
@@ -166,11 +171,9 @@ class Ties:
         self.part = params.part_of(tables, ranks)
         self.merges = ExchangeMerges(objective, surrogate)
         self.rules = TieRules(objective, params)
-        no_host = GivenErrors({OVERHEADS: NO_TIME})
-        self.alone = objective.problem.perturbed(objective.scorer, no_host)
+        self.alone = objective.under(no_host())
         draws = objective.problem.draw_errors(DRAWS, DRAWS_SEED, StratifiedErrors)
-        self.drawn = objective.problem.perturbed(objective.scorer, draws)
-        self.devices = Objective(replace(objective.problem, errors=no_host), objective.space)
+        self.drawn = objective.under(draws)
         start = self.fastest.assignment
         self.device_range_ms, self.device_limit = (np.inf, 0.0), np.inf
         self.expected_limit = np.inf
@@ -186,15 +189,13 @@ class Ties:
 
     def expected_ms(self, plans: Sequence[Assignment]) -> Array:
         """Return the mean time of plans under draws of the costs' errors, ``[plans]``."""
-        numbers = np.array([self.objective.numbers(plan) for plan in plans])
-        return np.asarray(self.drawn.score_numbered(numbers).mean(axis=1))
+        return np.asarray(self.drawn(plans).mean(axis=1))
 
     def device_ms(self, plans: Sequence[Assignment]) -> Array:
         """Return the time of the devices alone for plans within the limit, ``[plans]``."""
         if not plans:
             return np.zeros(0)
-        numbers = np.array([self.objective.numbers(plan) for plan in plans])
-        times = self.alone.score_numbered(numbers)[:, 0]
+        times = self.alone(plans)[:, 0]
         low, high = self.device_range_ms
         self.device_range_ms = min(low, float(times.min())), max(high, float(times.max()))
         return times
@@ -225,7 +226,7 @@ class Ties:
         late = np.zeros(len(near), dtype=np.bool_)
         if self.device_limit < np.inf:
             late = self.device_ms([plan for plan, _ in near]) > self.device_limit
-        if near and self.expected_limit < np.inf:
+        if self.expected_limit < np.inf:
             late |= self.expected_ms([plan for plan, _ in near]) > self.expected_limit
         tied = {p: float(ms) for (p, ms), slow in zip(near, late, strict=True) if not slow}
         self.tied |= tied
@@ -254,14 +255,15 @@ class Ties:
         plan in which one exchange is merged into another.
         """
         if moves:
-            start = self.fastest.assignment
+            start, problem = self.fastest.assignment, self.objective.problem
+            devices = Objective(replace(problem, errors=no_host()), self.objective.space)
             merged = [p for p in self.merges.whole(start) if self.objective.fits(p)]
             self._add(merged)
             starts = [start, *(p for p in merged if p in self.tied)]
             order = np.argsort(self.device_ms(starts), kind="stable")[:STARTS]
             for i in order.tolist():
                 options = self.objective.space.options
-                self._add(self._anneal(self.devices, starts[i], options, moves, ended))
+                self._add(self._anneal(devices, starts[i], options, moves, ended))
         times = dict(zip(self.tied, self.device_ms([*self.tied]).tolist(), strict=True))
         self.device_limit = min(times.values()) * (1 + self.tolerance)
         self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.device_limit}

@@ -6,9 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from predictor.cost.errors import OVERHEADS, GivenErrors
 from predictor.errors import InfeasibleError
 from predictor.model.memory.ranks import UVM_KERNELS
 from predictor.model.plan import ComputeKernel, ShardingPlan
@@ -28,7 +25,7 @@ from search.in_use.plan import (
 from search.in_use.worth import prefer_worthwhile
 from search.infeasible import explain_infeasible, explain_no_plan
 from search.objective import Assignment, Objective
-from search.prefer import NO_TIME, tolerance_of
+from search.prefer import no_host, tolerance_of
 from search.problem import NOMINAL, Problem, RankedPlan, Result
 from search.propose.annealed import propose_annealed
 from search.propose.cpsat import propose_by_cpsat
@@ -253,10 +250,8 @@ def with_host_memory(state: State, whole: Space, explore: Callable[[Space], Stat
 
 def _devices_ms(state: State) -> float:
     """Return the iteration time of the fastest plan with a host that takes no time."""
-    problem, objective = state.tools.problem, state.tools.objective
-    alone = problem.perturbed(problem.scorer, GivenErrors({OVERHEADS: NO_TIME}))
-    numbers = objective.numbers(state.incumbents[0].assignment)
-    return float(alone.score_numbered(np.array([numbers]))[0, 0])
+    alone = state.tools.objective.under(no_host())
+    return float(alone([state.incumbents[0].assignment])[0, 0])
 
 
 def choose(state: State, tolerance: float | None) -> ChosenPlans:

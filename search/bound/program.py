@@ -33,7 +33,6 @@ ROWS = 4
 """Largest number of tables whose peaks a stretch gets rows for at a time."""
 SET_COEFFICIENT = pywraplp.Constraint.SetCoefficient
 SOLUTION_VALUE = pywraplp.Variable.solution_value
-SET_UB = pywraplp.Variable.SetUb
 
 
 def new_solver() -> pywraplp.Solver:

@@ -22,9 +22,8 @@ from predictor.cost.errors import (
     StratifiedErrors,
     no_errors,
 )
-from predictor.iteration.perturbed import PerturbedScorer
 from predictor.model.workload import Workload
-from search.objective import Assignment, Objective
+from search.objective import Assignment, Objective, TimesOfPlans
 from search.problem import Problem, Scenario
 
 Array = NDArray[np.float64]
@@ -122,13 +121,13 @@ class ScenarioScorer:
             by_data.setdefault(id(scenario.problem.workload), []).append(i)
         self._passes = [(mine, *self._pass(objective, mine)) for mine in by_data.values()]
 
-    def _pass(self, objective: Objective, mine: Sequence[int]) -> tuple[Objective, PerturbedScorer]:
-        """Return the objective and scorer for plans with the data of some scenarios."""
+    def _pass(self, objective: Objective, mine: Sequence[int]) -> tuple[Objective, TimesOfPlans]:
+        """Return the objective for plans with the data of some scenarios, and their times."""
         problem = replace(self.scenarios[mine[0]].problem, errors=None)
         errors = JoinedErrors(self.scenarios[i].problem.errors or no_errors() for i in mine)
         if problem.workload != objective.problem.workload:
             objective = Objective(problem, objective.space)
-        return objective, problem.perturbed(objective.scorer, errors)
+        return objective, objective.under(errors)
 
     def objective(self, index: int) -> Objective:
         """Return the objective of one scenario; it shares the loads of shards with the others."""
@@ -147,9 +146,8 @@ class ScenarioScorer:
     def score(self, assignments: Sequence[Assignment]) -> Array:
         """Return the predicted iteration times in ms, ``[plans, scenarios]``."""
         times = np.zeros((len(assignments), len(self.scenarios)))
-        for mine, objective, scorer in self._passes:
-            numbers = np.array([objective.numbers(a) for a in assignments])
-            times[:, mine] = scorer.score_numbered(numbers)
+        for mine, _, times_of in self._passes:
+            times[:, mine] = times_of(assignments)
         return times
 
     def score_again(self, assignments: Sequence[Assignment], count: int) -> Array:
@@ -162,9 +160,9 @@ class ScenarioScorer:
         for mine, objective, _ in self._passes:
             problem = objective.problem
             errors = JoinedErrors(self._again(problem, index, count) for index in mine)
-            numbers = np.array([objective.numbers(a) for a in assignments])
-            scores = problem.perturbed(objective.scorer, errors).score_numbered(numbers)
-            times[:, mine] = scores.reshape(len(assignments), len(mine), count)
+            times[:, mine] = objective.under(errors)(assignments).reshape(
+                len(assignments), len(mine), count
+            )
         return times
 
     def _again(self, problem: Problem, index: int, count: int) -> CostErrors:
