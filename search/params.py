@@ -55,7 +55,6 @@ class SearchParams:
         closed: optimality gap below which annealing stops, >= 0.
         large: tables times ranks above which scoring a plan is slow, >= 1.
         pool: plans compared under scenarios or examined for less memory, >= 1.
-        tie_of_error: fraction of the stated error of a time within which plans tie, >= 0.
         least_tie, most_tie: range of the tie as a fraction of the time, >= 0; a gain must exceed
             the first.
         alike: fraction of a GPU's memory by which the fullest GPUs of similar plans may differ,
@@ -99,7 +98,6 @@ class SearchParams:
     closed: float = 5e-4
     large: int = 20_000
     pool: int = 96
-    tie_of_error: float = 0.2
     least_tie: float = 0.005
     most_tie: float = 0.02
     alike: float = 0.02
