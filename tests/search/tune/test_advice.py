@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -13,8 +15,8 @@ from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.workload import Constraints, QComm, Table
 from predictor.predict import predict
 from search.prefer import TOLERANCE
-from search.tune.advice import EACH_VALUE, Advised, Advisor
-from search.tune.knobs import Case
+from search.tune.advice import EACH_VALUE, JOINED, Advice, Advised, Advisor
+from search.tune.knobs import Case, Step
 from tests.builders import cut, plan_of, table_wise
 from tests.search.problems import CPU, H100, a_table, a_workload, copying, hosts, some_plan
 
@@ -194,3 +196,102 @@ def test_settings_without_a_price_are_named_with_the_reason(
     on_cpus = Advisor(replace(case, hardware=CPU), *planned(replace(case, hardware=CPU))).advise()
     assert "index_dedup" in {skipped.name for skipped in on_cpus.not_tried}
     assert all(skipped.why for skipped in on_cpus.not_tried)
+
+
+class GivenGains(Advisor):
+    """Advisor that takes the gain of steps together from a function, None if they exclude each
+    other; every combination has a plan of its own."""
+
+    def __init__(self, gain: Callable[[frozenset[str]], float | None], *, late: bool = False):
+        self.case = Case(a_workload(a_table("t")), hosts(2), H100)
+        self.gain, self.late = gain, lambda: late
+        self.priced: list[tuple[Advice, ShardingPlan]] = []
+
+    def found(self, chosen: Sequence[Step], plan: ShardingPlan) -> Advice | None:
+        gain = self.gain(labels(chosen))
+        if gain is None:
+            return None
+        own = ShardingPlan({}, 2, 2)
+        advice = Advice(tuple(chosen), self.case, own, 1 - gain, gain, (), same_plan=False)
+        self.priced.append((advice, plan))
+        return advice
+
+    def single(self, *names: str) -> list[Advice]:
+        """Return the advice ``name=value`` of single steps, best first."""
+        steps = (Step(*name.split("=")[:1], None, name[-1], lambda case: case) for name in names)
+        singles = [self.found([step], ShardingPlan({}, 2, 2)) for step in steps]
+        self.priced.clear()
+        return sorted(filter(None, singles), key=lambda advice: -advice.gain)
+
+
+def labels(steps: Sequence[Step]) -> frozenset[str]:
+    return frozenset(f"{step.name}={step.value}" for step in steps)
+
+
+ALL = ("a=1", "a=2", "b=1", "c=1", "c=2", "d=1")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_settings_that_do_not_interact_are_all_combined_at_their_best_values(seed: int) -> None:
+    rng = random.Random(seed)
+    gains = {name: rng.uniform(2 * TOLERANCE, 0.15) for name in ALL}
+    advisor = GivenGains(lambda chosen: sum(gains[name] for name in chosen))
+    best = advisor.single(*ALL)
+    joined = advisor._together(best)
+    assert joined is not None
+    by_name = {name: max(g for n, g in gains.items() if n[0] == name) for name in "abcd"}
+    assert len(joined.steps) == len({step.name for step in joined.steps}) == len(by_name)
+    # a value that is better by less than a tie may stay
+    assert joined.gain == pytest.approx(sum(by_name.values()), abs=4 * TOLERANCE)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_pair_of_the_best_steps_gains_more_than_the_combination(seed: int) -> None:
+    rng = random.Random(seed)
+    table: dict[frozenset[str], float | None] = {}
+
+    def gain(chosen: frozenset[str]) -> float | None:
+        excluded = len(chosen) > 1 and rng.random() < 0.3
+        return table.setdefault(chosen, None if excluded else rng.uniform(TOLERANCE, 0.2))
+
+    advisor = GivenGains(gain)
+    best = advisor.single(*ALL)
+    joined = advisor._together(best)
+    pairs = [
+        table[labels([*one.steps, *other.steps])]
+        for one, other in combinations(best[:JOINED], 2)
+        if one.steps[0].name != other.steps[0].name
+    ]
+    most = max((gain for gain in pairs if gain is not None), default=0.0)
+    if joined is None:
+        assert most <= best[0].gain + TOLERANCE
+        return
+    assert joined.gain >= most > best[0].gain + TOLERANCE
+    assert joined.gain == table[labels(joined.steps)]
+    assert len({step.name for step in joined.steps}) == len(joined.steps)
+    possible = sum(gain is not None for gain in pairs)
+    incumbent = max(advisor.priced[:possible], key=lambda entry: entry[0].gain)[0]
+    for tried, plan in advisor.priced[possible:]:
+        assert plan is incumbent.plan
+        if tried.gain > incumbent.gain + TOLERANCE:
+            incumbent = tried
+    assert joined is incumbent
+
+
+def test_nothing_is_combined_without_time() -> None:
+    advisor = GivenGains(lambda chosen: 0.1 * len(chosen), late=True)
+    assert advisor._together(advisor.single(*ALL)) is None
+    assert advisor.priced == []
+
+
+def test_steps_that_help_beside_a_pair_come_before_those_that_replace_a_part_of_it() -> None:
+    gains = {"a=1": 0.2, "b=1": 0.1, "c=1": 0.05, "d=1": 0.04, "a=2": 0.03}
+    together = {"a=1 b=1": 0.3, "a=2 b=1": 0.35, "a=1 b=1 c=1": 0.4}
+
+    def gain(chosen: frozenset[str]) -> float | None:
+        return {**gains, **together}.get(" ".join(sorted(chosen)))
+
+    advisor = GivenGains(gain)
+    joined = advisor._together(advisor.single(*gains))
+    assert joined is not None
+    assert labels(joined.steps) == {"a=1", "b=1", "c=1"}
