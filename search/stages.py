@@ -26,7 +26,7 @@ from search.in_use.worth import prefer_worthwhile
 from search.infeasible import explain_infeasible, explain_no_plan
 from search.objective import Assignment, Objective
 from search.prefer import TieRange, no_host
-from search.problem import NOMINAL, Problem, RankedPlan, Result
+from search.problem import NOMINAL, ROUNDING, Problem, RankedPlan, Result
 from search.propose.annealed import propose_annealed
 from search.propose.cpsat import propose_by_cpsat
 from search.propose.rescue import rescue
@@ -37,9 +37,6 @@ from search.space.host_memory import memory_notes
 from search.space.option import Space
 from search.state import State
 from search.stop import Stop
-
-ROUNDING = 1e-9
-"""Relative tolerance, above the rounding error of a sum that is taken in another order."""
 
 GIVEN = "given start"
 
@@ -335,7 +332,7 @@ def result_of(state: State, chosen: ChosenPlans) -> Result:
         evaluations=objective.evaluations,
         seed=tools.seed,
         in_use=rate_plan_in_use(objective),
-        fastest=finished(fastest) if fastest.iteration_ms < best_ms else None,
+        fastest=finished(fastest) if fastest.iteration_ms * (1 + ROUNDING) < best_ms else None,
         bound_notes=notes,
         aim=problem.aim,
         ties=chosen.ties,
