@@ -129,7 +129,8 @@ class Answer:
         if gain is None:
             return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."
         low, high = gain.interval
-        words = f"{percent(gain.mean)} ({points(low)} to {points(high)})"
+        # as many digits as its interval, so that it lies in it
+        words = f"{points(gain.mean).lstrip('+')} % ({points(low)} to {points(high)})"
         if gain.verdict == "use":
             return f"Use plan 1: it gains {words} over TorchRec's plan."
         if gain.verdict == "measure" and gain.mean > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -91,3 +92,15 @@ def test_the_fastest_plan_comes_before_torchrecs_where_only_it_gains(
     assert combined.gain == (nothing if given else sure)
     assert (combined.verdict.split()[0] == "Use") is not given
     assert combined.best.iteration_ms == case.predict(combined.result.best.plan).iteration_ms
+
+
+@pytest.mark.parametrize("mean", [0.3874, 0.1049, 0.0204, 0.0052])
+def test_a_gain_lies_in_the_interval_that_is_shown(
+    mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gain = ExpectedGain(TORCHREC, mean, (mean - 0.0002, mean + 0.0002), mean, 128)
+    monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: gain)
+    verdict = answer.answer_of(setting(), searched(), {}).verdict
+    numbers = re.findall(r"[+-]?\d+\.\d+|[+-]?\d+(?= %)", verdict)
+    value, low, high = map(float, numbers[:3])
+    assert low <= value <= high
