@@ -30,7 +30,7 @@ from search.improve.annealing import Annealer, AnnealingTask
 from search.improve.merges import ExchangeMerges
 from search.objective import Assignment, Objective, Rate, apply
 from search.params import SearchParams
-from search.problem import TieSummary
+from search.problem import ROUNDING, TieSummary
 from search.space.option import Option
 from search.surrogate import Surrogate
 
@@ -391,6 +391,8 @@ class Ties:
         ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in (best, fastest)]
         if ways[0] == ways[1]:  # except for caches, which grow into the memory left over
             best, decided = chosen.assignment, None
+        elif self.tied[best] * (1 + ROUNDING) < self.fastest.iteration_ms:
+            decided = None  # annealing among ties found a faster plan
         else:
             kept = self.rules.kept([*dict.fromkeys([*self.tied, fastest])])
             decided = next((rule for rule, remaining in kept if fastest not in remaining), None)

@@ -237,11 +237,15 @@ def test_a_rule_decides_where_the_fastest_plan_differs_from_the_best_by_it() -> 
         tuple((option, (rank,)) for (option, _), rank in zip(first, ranks, strict=True))
         for ranks in ((0, 1, 0, 0, 0, 0), (0, 1, 0, 0, 0, 1), (0, 1, 0, 0, 1, 1))
     )
-    ranked = [Candidate(p, ms, "x") for p, ms in ((fastest, 1.0), (middle, 1.1), (even, 1.2))]
+    ranked = [Candidate(p, ms, "x") for p, ms in ((fastest, 0.1), (middle, 0.11), (even, 0.12))]
     chosen, ties = preferred(objective, surrogate, ranked, 2.0, 1.0, moves=0)
     assert not ties.host_bound
     assert chosen[0].assignment == middle
     assert ties.decided_by == "balance"
+    slower = [replace(candidate, iteration_ms=1.0) for candidate in ranked]
+    chosen, ties = preferred(objective, surrogate, slower, 2.0, 1.0, moves=0)
+    assert chosen[0].iteration_ms < 1.0
+    assert ties.decided_by is None  # it is the fastest itself
 
 
 @pytest.mark.slow
