@@ -12,6 +12,7 @@ import pytest
 from predictor.errors import InputError
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.topology import NetworkLevel
 from predictor.model.workload import Constraints, QComm, Table
 from predictor.predict import predict
 from predictor.units import GIB
@@ -144,6 +145,20 @@ def test_advice_on_any_model(seed: int) -> None:
     check_times(case, first, plan)
     for machine in first.machines:
         assert machine.iteration_ms > 0
+
+
+def test_a_faster_network_and_more_hosts_have_the_links_of_the_cluster() -> None:
+    """Links of 1 Gbit/s a rank set the pace; twice that rate halves the time."""
+    slow = NetworkLevel.of("spine", ["a", "b"], 2, gbit_s=1.0)
+    installed = replace(hosts(4, 2), network=(slow,))
+    tables = [a_table(f"t{i}", 200_000, 64, 20.0) for i in range(4)]
+    case = Case(a_workload(*tables, batch_size=8192), installed, H100)
+    plan = plan_of(case.workload, installed, [table_wise(t, i) for i, t in enumerate(tables)])
+    ms = predict(case.workload, installed, case.hardware, plan).iteration_ms
+    machines = {(m.name, m.value): m for m in Advisor(case, plan, ms)._machines()}
+    assert 0.5 < machines["network", 2.0].iteration_ms / ms < 0.6
+    assert machines["gpus", 8].iteration_ms > 0.8 * ms
+    assert machines["gpus", 2].iteration_ms < 0.1 * ms
 
 
 def test_the_list_of_advice_does_not_depend_on_the_time_left() -> None:
