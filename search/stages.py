@@ -91,7 +91,8 @@ def _in_space(objective: Objective, candidate: Candidate) -> Candidate | None:
         return None
     if same == plan:
         return candidate
-    return replace(candidate, assignment=same, iteration_ms=float(objective.score([same])[0]))
+    ms = float(objective.score([same])[0])
+    return Candidate(same, ms, f"{candidate.found_by}, simplified")
 
 
 def with_plan_in_use(state: State) -> State:

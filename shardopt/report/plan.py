@@ -181,7 +181,7 @@ def _above(time_ms: float, answer: PlanAnswer) -> str:
 
 def finder_words(found_by: str) -> str:
     """Return the console's name for the finder of a plan."""
-    return "TorchRec's planner" if found_by == TORCHREC else found_by.replace("_", " ")
+    return found_by.replace(TORCHREC, "TorchRec's planner").replace("_", " ")
 
 
 def deciding_lines(constants: Sequence[DecidingConstant]) -> list[Block]:
