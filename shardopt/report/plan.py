@@ -82,7 +82,8 @@ def report(answer: PlanAnswer, end: Sequence[str], applied: Sequence[int] = ()) 
     lever, best = answer.lever, answer.best
     lead = [answer.verdict, *constraints_words(answer)]
     if lever is not None:
-        lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
+        beside = "" if answer.expected_gain is None else " gains more than the plan"
+        lead.append(f"Advice 1{beside}: {advice_words(lever)}.")
     if answer.host_bound is not None:
         lead.append(host_words(answer.host_bound))
     uneven = uneven_words(best.prediction, answer.gap)
