@@ -84,7 +84,7 @@ class SearchParams:
     least_window: float = 0.04
     most_window: float = 0.3
     rounds: int = 16
-    round_moves: int = 100
+    round_moves: int = 1000
     heat: float = 1e-3
     last_heat: float = 2e-5
     scarce: float = 0.85

@@ -189,7 +189,7 @@ class ShardModel:
             home_where=home_where,
             arriving=np.array(arriving, dtype=np.float64),
             max_moves=in_use.max_moves,
-            max_bytes=-1.0 if in_use.max_bytes is None else in_use.max_bytes,
+            max_bytes=-1.0 if in_use.max_bytes is None else float(in_use.max_bytes),
         )
 
     def _ends(self, option: int) -> list[tuple[int, ...]]:

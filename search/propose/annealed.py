@@ -254,8 +254,10 @@ class AnnealedPlans:
     def _cheapest(self, sets: Sequence[ExchangeSet], best_ms: float) -> Iterator[ExchangeSet]:
         """Yield sets by the bounds of their own programs, refined here as needed.
 
-        Before that a set has the bound of its family, which hardly tells sets apart.
+        Before that a set has the bound of its family, which hardly tells sets apart. With many sets
+        and little effort, not all of them are refined.
         """
+        refinements = max(self.params.sets, self.params.bound_steps)
         waiting = [
             (exchange_set.proven, number, self.params.set_steps)
             for number, exchange_set in enumerate(sets)
@@ -265,12 +267,13 @@ class AnnealedPlans:
         while waiting:
             _, number, steps_left = heapq.heappop(waiting)
             exchange_set = sets[number]
-            ended = ended or self.time_is_up()
+            ended = ended or not refinements or self.time_is_up()
             if not steps_left or ended:
                 if exchange_set.relaxation is not None:
                     yield exchange_set
                 continue
             done = exchange_set.refine()[1]
+            refinements -= 1
             if exchange_set.proven < best_ms:
                 heapq.heappush(
                     waiting, (exchange_set.proven, number, 0 if done else steps_left - 1)

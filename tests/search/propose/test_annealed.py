@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from search.bound.exchange_set import ExchangeSet
 from search.candidate import Candidate
 from search.improve.merges import ExchangeMerges
 from search.propose.annealed import AnnealedPlans
-from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, tools_of
+from search.stages import with_bound
+from search.state import State
+from tests.search.problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    assert_valid,
+    hosts,
+    random_problem,
+    tools_of,
+)
 
 
 def test_where_no_set_makes_a_plan_known_plans_are_annealed() -> None:
@@ -22,6 +35,22 @@ def test_where_no_set_makes_a_plan_known_plans_are_annealed() -> None:
     for candidate in proposals:
         assert_valid(objective, candidate.assignment)
     assert min(c.iteration_ms for c in proposals) < baseline.iteration_ms
+
+
+def test_many_sets_are_refined_only_as_often_as_the_effort_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tools = tools_of(random_problem(3), 0.002)
+    state, refined, refine = with_bound(State(tools)), [], ExchangeSet.refine
+
+    def counted(exchange_set: ExchangeSet) -> tuple[float, bool]:
+        refined.append(exchange_set)
+        return refine(exchange_set)
+
+    assert len(tools.bound.promising(1000)) > 100
+    monkeypatch.setattr(ExchangeSet, "refine", counted)
+    assert list(AnnealedPlans(tools).propose(state.incumbents))
+    assert 0 < len(refined) <= 2 * max(tools.params.sets, tools.params.bound_steps)
 
 
 def test_whole_exchanges_merge_as_long_as_that_is_faster() -> None:
