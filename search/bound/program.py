@@ -32,6 +32,7 @@ VIOLATED = 1e-4
 ROWS = 4
 """Largest number of tables whose peaks a stretch gets rows for at a time."""
 SET_COEFFICIENT = pywraplp.Constraint.SetCoefficient
+SET_UPPER_BOUND = pywraplp.Variable.SetUb
 SOLUTION_VALUE = pywraplp.Variable.solution_value
 
 
@@ -143,9 +144,8 @@ class Program:
         self.shares: Array = 1.0 / np.repeat(self.sizes, self.sizes)
         self.optimum = -1.0
         self.solver = solver = new_solver()
-        self.variables = [solver.NumVar(0.0, 1.0, "") for _ in range(count)]
         # raw handles: through the wrapper objects every coefficient takes six times as long
-        self.share = [variable.this for variable in self.variables]
+        self.share = [solver.NumVar(0.0, 1.0, "").this for _ in range(count)]
         self.time = solver.NumVar(0.0, solver.infinity(), "")
         solver.Minimize(self.time)
         shares_sum = [solver.Constraint(1.0, 1.0) for _ in self.first]
@@ -192,7 +192,7 @@ class Program:
             return
         changed = np.flatnonzero(branch.allowed != self.branch.allowed)
         for at, allowed in zip(changed.tolist(), branch.allowed[changed].tolist(), strict=True):
-            self.variables[at].SetUb(float(allowed))
+            SET_UPPER_BOUND(self.share[at], float(allowed))
         for _, row in self.one_of_rows.values():
             row.SetLb(0.0)
         for choices in branch.one_of:
@@ -209,7 +209,7 @@ class Program:
         """Solve the program; update shares and optimum if the returned status is optimal."""
         status = solve_again(self.solver)
         if status == pywraplp.Solver.OPTIMAL:
-            self.shares = np.fromiter(map(SOLUTION_VALUE, self.variables), dtype=np.float64)
+            self.shares = np.fromiter(map(SOLUTION_VALUE, self.share), dtype=np.float64)
             self.optimum = self.solver.Objective().Value()
         return status
 

@@ -17,7 +17,7 @@ MS = np.array([9.0, 1.0, 9.0, 4.0, 9.0, 7.0])
 def a_program(room: float) -> Program:
     program = Program(FIRST, MEMORY, np.array([room, 0.0]))
     nothing = np.zeros((0, 6))
-    program.add_cut(CutTimes(1.0, MS, nothing, nothing, nothing, np.zeros(0), nothing))
+    program.add_cut(CutTimes(1.0, MS, nothing, nothing, np.zeros(0), nothing > 0))
     program.solve()
     return program
 
@@ -53,7 +53,7 @@ def test_where_nothing_fits_there_is_no_choice() -> None:
 def test_a_branch_is_sure_of_the_least_peak_of_the_options_that_it_has_one_of() -> None:
     peaks = np.array([[1.0, 2.0, 5.0, 9.0, 0.0, 0.0]])
     nothing = np.zeros((1, 6))
-    times = CutTimes(0.0, MS, nothing, nothing, peaks, np.zeros(1), nothing)
+    times = CutTimes(0.0, MS, nothing, peaks, np.zeros(1), nothing > 0)
     every, options = np.ones(6, dtype=bool), np.array([0, 1, 1, 1, 0, 0], dtype=bool)
     without = every & (np.arange(6) != 1)
     assert Branch(every).least(times).tolist() == [0.0]
