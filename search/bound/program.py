@@ -29,8 +29,9 @@ SURE = 1e-9
 """Margin, as a fraction, by which the proof of infeasibility must exceed all memory."""
 VIOLATED = 1e-4
 """Least violation of a row that is added, as a fraction of the time."""
-ROWS = 4
-"""Largest number of tables whose peaks a stretch gets rows for at a time."""
+ROWS = 4, 1 / 32
+"""Largest number of tables whose peaks a stretch gets rows for at a time: so many, or this fraction
+of all tables."""
 SET_COEFFICIENT = pywraplp.Constraint.SetCoefficient
 SET_UPPER_BOUND = pywraplp.Variable.SetUb
 SOLUTION_VALUE = pywraplp.Variable.solution_value
@@ -226,6 +227,7 @@ class Program:
 
     def _add_rows(self, cut: _Rows, excess: Array, least: Array, enough: float) -> bool:
         times, shares, grown = cut.times, self.shares, False
+        most = max(ROWS[0], round(ROWS[1] * len(self.first)))
         peaks = times.peaks(shares, self.first)
         enough /= max(1, len(excess))
         over = excess - times.beyond @ shares + enough
@@ -233,7 +235,7 @@ class Program:
             if stretch not in cut.longest:
                 self._add_longest(cut, stretch, float(least[stretch]))
                 grown = True
-            for table in np.argsort(-peaks[stretch], kind="stable")[:ROWS].tolist():
+            for table in np.argsort(-peaks[stretch], kind="stable")[:most].tolist():
                 if peaks[stretch, table] > over[stretch] and (stretch, table) not in cut.tables:
                     self._add_row(cut, stretch, table)
                     grown = True
