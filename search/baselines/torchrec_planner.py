@@ -226,9 +226,7 @@ def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple
         else:
             heap = None
             by_group = choice.option.partition is Partition.HOST
-            placed[i] = (
-                _by_host(choice, ranks) if by_group else _by_hosts(choice, ranks, topology)
-            )
+            placed[i] = _by_host(choice, ranks) if by_group else _by_hosts(choice, ranks, topology)
     return placed
 
 

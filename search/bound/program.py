@@ -79,12 +79,11 @@ class Branch:
 
     def least(self, times: CutTimes) -> Array:
         """Return the peaks that all plans of the branch have under a cut, ``[stretches]``."""
-        peak = np.zeros(len(times.peak))
+        least = np.zeros(len(times.floor))
+        peak = times.peak if self.one_of else np.zeros(0)
         for choices in self.one_of:
-            peak = np.maximum(
-                peak, times.peak[:, choices & self.allowed].min(axis=1, initial=np.inf)
-            )
-        return peak
+            least = np.maximum(least, peak[:, choices & self.allowed].min(axis=1, initial=np.inf))
+        return least
 
 
 @dataclass(frozen=True)
@@ -161,11 +160,11 @@ class Program:
         self.one_of_rows: dict[int, tuple[Mask, pywraplp.Constraint]] = {}
 
     def _row(
-        self, low: float, coefficients: Array, high: float | None = None
+        self, low: float, coefficients: Array, high: float | None = None, start: int = 0
     ) -> pywraplp.Constraint:
-        """Add a row with these coefficients ``[choices]`` of the shares."""
+        """Add a row with these coefficients of the shares, of the choices from ``start`` on."""
         row = self.solver.Constraint(low, self.solver.infinity() if high is None else high)
-        handle, share = row.this, self.share
+        handle, share = row.this, self.share[start : start + len(coefficients)]
         there = np.flatnonzero(coefficients)
         for at, value in zip(there.tolist(), coefficients[there].tolist(), strict=True):
             SET_COEFFICIENT(handle, share[at], value)
@@ -184,8 +183,9 @@ class Program:
         for variable in excess:
             row.SetCoefficient(variable, -1.0)
         self.cuts.append(_Rows(times, row, excess))
+        peak = times.peak
         for stretch, table in rows:
-            self._add_row(self.cuts[-1], stretch, table)
+            self._add_row(self.cuts[-1], stretch, table, peak[stretch])
 
     def enter(self, branch: Branch) -> None:
         """Set the bounds of the program to those of a branch."""
@@ -230,35 +230,37 @@ class Program:
         most = max(ROWS[0], round(ROWS[1] * len(self.first)))
         peaks = times.peaks(shares, self.first)
         enough /= max(1, len(excess))
-        over = excess - times.beyond @ shares + enough
+        peak, beyond = times.peak, times.beyond
+        over = excess - beyond @ shares + enough
         for stretch in np.flatnonzero(np.maximum(peaks.max(axis=1), least) > over).tolist():
             if stretch not in cut.longest:
-                self._add_longest(cut, stretch, float(least[stretch]))
+                self._add_longest(cut, stretch, beyond[stretch], float(least[stretch]))
                 grown = True
             for table in np.argsort(-peaks[stretch], kind="stable")[:most].tolist():
                 if peaks[stretch, table] > over[stretch] and (stretch, table) not in cut.tables:
-                    self._add_row(cut, stretch, table)
+                    self._add_row(cut, stretch, table, peak[stretch])
                     grown = True
-        idle = times.floor + times.idle @ shares
-        for stretch in np.flatnonzero(idle > excess + enough).tolist():
+        idle = times.idle
+        for stretch in np.flatnonzero(times.floor + idle @ shares > excess + enough).tolist():
             if stretch not in cut.floor:
-                row = self._row(float(times.floor[stretch]), -times.idle[stretch])
+                row = self._row(float(times.floor[stretch]), -idle[stretch])
                 row.SetCoefficient(cut.excess[stretch], 1.0)
                 cut.floor[stretch], grown = row, True
         return grown
 
-    def _add_longest(self, cut: _Rows, stretch: int, least: float) -> None:
-        times = cut.times
+    def _add_longest(self, cut: _Rows, stretch: int, beyond: Array, least: float) -> None:
         cut.peak[stretch] = self.solver.NumVar(least, self.solver.infinity(), "")
-        row = self._row(0.0, -times.beyond[stretch])
+        row = self._row(0.0, -beyond)
         row.SetCoefficient(cut.excess[stretch], 1.0)
         row.SetCoefficient(cut.peak[stretch], -1.0)
         cut.longest[stretch] = row
 
-    def _add_row(self, cut: _Rows, stretch: int, table: int) -> None:
+    def _add_row(self, cut: _Rows, stretch: int, table: int, peak: Array) -> None:
+        """Add the row of a table's peak, given the peaks of all choices in the stretch."""
         if stretch not in cut.longest:
-            self._add_longest(cut, stretch, 0.0)
-        row = self._row(0.0, np.where(self.table == table, -cut.times.peak[stretch], 0.0))
+            self._add_longest(cut, stretch, cut.times.beyond[stretch], 0.0)
+        first = int(self.first[table])
+        row = self._row(0.0, -peak[first : first + self.sizes[table]], start=first)
         row.SetCoefficient(cut.peak[stretch], 1.0)
         cut.tables[stretch, table] = row
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,26 @@ NOISE = 1e-12
 """Rounding error of a difference of equal times in ms; a solver would take it for a coefficient."""
 
 
+class Sparse(NamedTuple):
+    """Array stored by its values that are not zero, a fifth of a cut's."""
+
+    shape: tuple[int, ...]
+    at: NDArray[np.int32]
+    values: Array
+
+    @classmethod
+    def of(cls, array: Array) -> Sparse:
+        """Store an array."""
+        at = np.flatnonzero(array).astype(np.int32)
+        return cls(array.shape, at, array.ravel()[at])
+
+    def dense(self) -> Array:
+        """Return the array."""
+        array = np.zeros(self.shape)
+        array.ravel()[self.at] = self.values
+        return array
+
+
 @dataclass(frozen=True)
 class CutTimes:
     """Times of options under a cut in ms.
@@ -35,9 +56,8 @@ class CutTimes:
     Args:
         constant: constant time of the cycle.
         weights: time on the mean rank in the whole cycle, ``[choices]``.
-        beyond: least time on every rank less that on the mean rank, <= 0, ``[stretches, choices]``.
-        peak: time above the least one on the rank with the longest shard, its launch floor
-            included, ``[stretches, choices]``.
+        all_beyond: see `beyond`.
+        all_peaks: see `peak`.
         floor: least launch floor of the ranks that launch anything, ``[stretches]``; 0 where no
             rank is sure to.
         idles: mask of options that ranks without a launch may have, ``[stretches, choices]``.
@@ -45,10 +65,22 @@ class CutTimes:
 
     constant: float
     weights: Array
-    beyond: Array
-    peak: Array
+    all_beyond: Sparse
+    all_peaks: Sparse
     floor: Array
     idles: Mask
+
+    @property
+    def beyond(self) -> Array:
+        """Return the least time on every rank less that on the mean rank, <= 0, ``[stretches,
+        choices]``."""
+        return self.all_beyond.dense()
+
+    @property
+    def peak(self) -> Array:
+        """Return the time above the least one on the rank with the longest shard, its launch floor
+        included, ``[stretches, choices]``."""
+        return self.all_peaks.dense()
 
     @property
     def idle(self) -> Array:
@@ -61,8 +93,8 @@ class CutTimes:
         return replace(
             self,
             weights=self.weights[columns],
-            beyond=self.beyond[:, columns],
-            peak=self.peak[:, columns],
+            all_beyond=Sparse.of(self.beyond[:, columns]),
+            all_peaks=Sparse.of(self.peak[:, columns]),
             idles=self.idles[:, columns],
         )
 
@@ -82,8 +114,10 @@ class CutTimes:
             least: certain peaks, ``[stretches]``.
         """
         peaks = self.peaks(shares, first).max(axis=1)
-        longest = (peaks if least is None else np.maximum(peaks, least)) + self.beyond @ shares
-        excess = np.maximum(np.maximum(longest, self.floor + self.idle @ shares), 0.0)
+        beyond = self.beyond
+        longest = (peaks if least is None else np.maximum(peaks, least)) + beyond @ shares
+        idle = np.where(self.idles, beyond, 0.0)
+        excess = np.maximum(np.maximum(longest, self.floor + idle @ shares), 0.0)
         return self.constant + float(self.weights @ shares) + float(excess.sum())
 
 
@@ -143,4 +177,5 @@ class OptionTimes:
         beyond = (even - mean)[matters]
         beyond[np.abs(beyond) < NOISE] = 0.0
         idles = ~paid[matters][:, self.group]
-        return CutTimes(cut.constant, weights, beyond, peak[matters], floor[matters], idles)
+        stored = Sparse.of(beyond), Sparse.of(peak[matters])
+        return CutTimes(cut.constant, weights, *stored, floor[matters], idles)

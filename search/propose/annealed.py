@@ -243,7 +243,8 @@ class AnnealedPlans:
             if _most_exchanges(exchange_set) <= self.params.few
         ]
         chosen: list[ExchangeSet] = []
-        turns = zip_longest(*(self._cheapest(part, best_ms) for part in (sets, few)))
+        most = max(self.params.sets, self.params.set_choices // len(self.bound.choices.all))
+        turns = zip_longest(*(self._cheapest(part[:most], best_ms) for part in (sets, few)))
         for exchange_set in chain.from_iterable(turns):
             if exchange_set is not None and exchange_set not in chosen:
                 chosen.append(exchange_set)
