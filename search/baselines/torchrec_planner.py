@@ -188,16 +188,21 @@ class RankState:
         """`_device_partition`: every shard to the cheapest rank that has room, or `NoRoomError`.
 
         Args:
-            heap: keys of the ranks that may be used; kept up to date.
+            heap: keys of the ranks that may be used, and old keys; kept up to date.
         """
         placed = []
         for shard in range(choice.count):
             full = []
-            while heap and not self.fits(choice, shard, heap[0][2]):
-                full.append(heapq.heappop(heap))
+            while heap:
+                key = heap[0]
+                rank, is_old = key[2], key != self.key(key[2])
+                if not is_old and self.fits(choice, shard, rank):
+                    break
+                heapq.heappop(heap)
+                if not is_old:
+                    full.append(key)
             if not heap:
                 raise NoRoomError
-            rank = heap[0][2]
             self.put(choice, shard, rank)
             heapq.heapreplace(heap, self.key(rank))
             for key in full:
@@ -224,9 +229,11 @@ def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple
             heap = ranks.heap(everyone) if heap is None else heap
             placed[i] = ranks.put_on_cheapest(choice, heap)
         else:
-            heap = None
             by_group = choice.option.partition is Partition.HOST
             placed[i] = _by_host(choice, ranks) if by_group else _by_hosts(choice, ranks, topology)
+            if heap is not None:
+                for rank in placed[i]:
+                    heapq.heappush(heap, ranks.key(rank))
     return placed
 
 
