@@ -59,3 +59,16 @@ def test_a_branch_is_sure_of_the_least_peak_of_the_options_that_it_has_one_of() 
     assert Branch(every).least(times).tolist() == [0.0]
     assert Branch(every, (options,)).least(times).tolist() == [2.0]
     assert Branch(without, (options,)).least(times).tolist() == [5.0]
+
+
+def test_times_that_are_zero_are_not_stored() -> None:
+    array = np.array([[0.0, 2.0, 0.0], [-1.5, 0.0, 0.0]])
+    stored = Sparse.of(array)
+    assert len(stored.values) == 2
+    assert (stored.dense() == array).all()
+    idles = array < 0
+    times = CutTimes(0.0, np.arange(3.0), stored, Sparse.of(-array), np.zeros(2), idles)
+    part = times.of(np.array([2, 0]))
+    assert (part.beyond == array[:, [2, 0]]).all()
+    assert (part.peak == -array[:, [2, 0]]).all()
+    assert (part.idle == [[0.0, 0.0], [0.0, -1.5]]).all()
