@@ -90,6 +90,16 @@ class CostedOption:
         return self.option.partition is Partition.UNIFORM
 
     @cached_property
+    def smallest(self) -> tuple[int, int]:
+        """Least bytes of HBM and of host memory of a shard."""
+        return min(self.hbm), min(self.ddr)
+
+    @cached_property
+    def largest(self) -> tuple[int, int]:
+        """Most bytes of HBM and of host memory of a shard."""
+        return max(self.hbm), max(self.ddr)
+
+    @cached_property
     def shard_bytes(self) -> NDArray[np.int64]:
         """Bytes of every shard, ``[hbm or ddr, shards]``."""
         return np.array([self.hbm, self.ddr])
@@ -589,12 +599,16 @@ class BestProposal:
         self.ranks: list[tuple[int, ...]] = []
         self.cut_short = False
         self._room = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
+        self._largest = max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)
 
     def may_win(self, proposal: _Proposal) -> bool:
         """Return True if the bounds of a proposal leave it a chance."""
         hbm, ddr, bound = proposal.bounds(self.topology.world_size)
         fits = hbm <= self._room[0] and ddr <= self._room[1]
-        return fits and bound * (1 - SLACK) <= self.rating
+        if not fits or bound * (1 - SLACK) > self.rating:
+            return False
+        hbm, ddr = proposal.least_on_some_rank()
+        return hbm <= self._largest[0] and ddr <= self._largest[1]
 
     def place(self, proposal: _Proposal) -> None:
         """Place and rate a proposal."""
@@ -648,6 +662,15 @@ class _Proposal:
         alone = self._total[~self._uniform]
         largest = float(alone.max()) if alone.size else 0.0
         return self._hbm, self._ddr, max(mean, everywhere + largest)
+
+    def least_on_some_rank(self) -> tuple[int, int]:
+        """Bytes of HBM and DDR that some rank needs at least: the largest shard, besides the
+        smallest ones of what all ranks have."""
+        everywhere = [c.smallest for c in self.choices if c.uniform]
+        alone = [c.largest for c in self.choices if not c.uniform]
+        hbm, ddr = map(sum, zip((0, 0), *everywhere, strict=True))
+        most_hbm, most_ddr = map(max, zip((0, 0), *alone, strict=True))
+        return hbm + most_hbm, ddr + most_ddr
 
 
 def _score(choice: CostedOption, depth: bool) -> float:
