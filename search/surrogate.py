@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from predictor.cost.loads import COLUMNS, Kinds, Load
 from predictor.iteration.torchrec.sparse import OUTPUT_BYTES, Exchange
-from predictor.model.plan import ShardingType
+from predictor.model.plan import ShardingType, TablePlan
 from predictor.model.workload import INDEX_BYTES
 from search.objective import Assignment, Objective
 from search.space.option import Choice, Option, sample
@@ -34,27 +34,28 @@ class Surrogate:
         self.objective = objective
         self.problem = objective.problem
         # of the kinds of an option's shards: a row split over all ranks has as many shards
-        self._phases_of = cache(self._phases_of_kinds)
+        self._group_of = cache(self._group_of_kinds)
         self._loads_of = cache(self._loads_of_kinds)
+        self._phases_of = cache(self._phases_of_kinds)
         self._rates: dict[int, tuple[float, float]] = {}
         self._summed: tuple[Assignment, Array, Array] = (), np.empty(0), np.empty(0)
 
     def phases(self, option: Option) -> Array:
         """Phase times of every shard, ``[shards, PHASES]`` in ms."""
-        return self._phases_of(option)[self._loads_of(option)[2]]
+        return self._phases_of(option)[self._group_of(option)[2]]
 
     def group(self, option: Option) -> int:
         """Return the lookup group of an option in the scorer."""
-        return self._loads_of(option)[0]
+        return self._group_of(option)[0]
 
     def shard_loads(self, option: Option) -> tuple[int, Array]:
         """Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
-        group, loads, kinds = self._loads_of(option)
-        return group, loads[kinds]
+        group, _, kinds = self._group_of(option)
+        return group, self._loads_of(option)[kinds]
 
     def _phases_of_kinds(self, option: Option) -> Array:
         """Return the phase times of every kind of shard, ``[kinds, PHASES]`` in ms."""
-        group, loads, _ = self._loads_of(option)
+        group, loads = self.group(option), self._loads_of(option)
         phases = np.zeros((len(loads), PHASES))
         phases[:, FORWARD] = loads[:, Load.FORWARD_MS]
         phases[:, BACKWARD] = loads[:, Load.BACKWARD_MS]
@@ -68,13 +69,17 @@ class Surrogate:
             phases[:, OUTPUTS] = output_rate * OUTPUT_BYTES * loads[:, Load.OUTPUTS]
         return phases
 
-    def _loads_of_kinds(self, option: Option) -> tuple[int, Array, Kinds]:
-        """Return the lookup group of an option, the loads of its kinds of shards, ``[kinds,
-        COLUMNS]``, and the kind of every shard, ``[shards]``."""
-        scorer, table = self.objective.scorer, option.table
-        first, kinds = scorer.shards.alike(table, option.sizes, option.offsets)
+    def _group_of_kinds(self, option: Option) -> tuple[int, TablePlan, Kinds]:
+        """Return the lookup group of an option, a plan of one shard of each kind, and the kind of
+        every shard, ``[shards]``."""
+        scorer = self.objective.scorer
+        first, kinds = scorer.shards.alike(option.table, option.sizes, option.offsets)
         plan = sample(option, first)
-        return scorer.group_index(table, plan), scorer.shards.of_table(table, plan)[1], kinds
+        return scorer.group_index(option.table, plan), plan, kinds
+
+    def _loads_of_kinds(self, option: Option) -> Array:
+        """Return the loads of the kinds of shards of an option, ``[kinds, COLUMNS]``."""
+        return self.objective.scorer.shards.of_table(option.table, self._group_of(option)[1])[1]
 
     def loads_on_ranks(self, choices: Sequence[Choice]) -> Array:
         """Summed loads of tables, ``[groups, ranks, COLUMNS]``."""
