@@ -22,7 +22,14 @@ from tests.search.problems import a_table, a_workload
 def step_by_step(choices: list[CostedOption], topology: Topology) -> list[tuple[int, ...]]:
     """Place whole tables, tables by host and by all ranks, and look at every rank each time."""
     ranks = RankState(topology)
-    size = topology.intra_group_size
+    size, local = topology.intra_group_size, topology.local_world_size
+
+    def fits(choice: CostedOption, shard: int, rank: int) -> bool:
+        return choice.hbm[shard] <= ranks.hbm[rank] and choice.ddr[shard] <= ranks.ddr[rank]
+
+    def key(rank: int) -> tuple[float, int, int]:
+        return ranks.total[rank], rank % local, rank
+
     placed: list[tuple[int, ...]] = [()] * len(choices)
     rest = sorted(
         (i for i, c in enumerate(choices) if not c.uniform),
@@ -36,13 +43,13 @@ def step_by_step(choices: list[CostedOption], topology: Topology) -> list[tuple[
         if choice.option.partition is Partition.UNIFORM:
             where = list(range(topology.world_size))
         elif choice.option.partition is Partition.HOST:
-            fitting = (h for h in hosts if all(ranks.fits(choice, s, r) for s, r in enumerate(h)))
+            fitting = (h for h in hosts if all(fits(choice, s, r) for s, r in enumerate(h)))
             where = list(next(fitting, ()))
         for shard in range(choice.count):
             if choice.option.partition is Partition.DEVICE:
-                free = [r for r in range(topology.world_size) if ranks.fits(choice, shard, r)]
-                where += [min(free, key=ranks.key)] if free else []
-            if len(where) <= shard or not ranks.fits(choice, shard, where[shard]):
+                free = [r for r in range(topology.world_size) if fits(choice, shard, r)]
+                where += [min(free, key=key)] if free else []
+            if len(where) <= shard or not fits(choice, shard, where[shard]):
                 raise NoRoomError
             ranks.put(choice, shard, where[shard])
         placed[i] = tuple(where)
