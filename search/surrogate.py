@@ -48,10 +48,15 @@ class Surrogate:
         """Return the lookup group of an option in the scorer."""
         return self._group_of(option)[0]
 
+    def kinds(self, option: Option) -> tuple[Array, Kinds]:
+        """Return the loads of the kinds of shards of an option, ``[kinds, COLUMNS]``, and the kind
+        of every shard, ``[shards]``."""
+        return self._loads_of(option), self._group_of(option)[2]
+
     def shard_loads(self, option: Option) -> tuple[int, Array]:
         """Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
-        group, _, kinds = self._group_of(option)
-        return group, self._loads_of(option)[kinds]
+        loads, kinds = self.kinds(option)
+        return self.group(option), loads[kinds]
 
     def _phases_of_kinds(self, option: Option) -> Array:
         """Return the phase times of every kind of shard, ``[kinds, PHASES]`` in ms."""
