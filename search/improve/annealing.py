@@ -156,7 +156,9 @@ def load_kernel() -> None:
     ends, sides = np.array([0, 1]), np.ones((1, 2))
     space = ShardSpace(
         **dict.fromkeys(["first_option", "first_unit"], ends),
-        **dict.fromkeys(["free", "first_shard", "group", "pool", "first_rank", "ranks"], zeros),
+        **dict.fromkeys(
+            ["free", "first_shard", "group", "pool", "first_rank", "ranks", "distinct"], zeros
+        ),
         **dict.fromkeys(["units", "alternatives", "width"], ones),
         together=np.zeros(1, dtype=np.bool_),
         at_rank=np.zeros((1, 1), dtype=np.int64),
