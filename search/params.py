@@ -34,6 +34,8 @@ class SearchParams:
             failed, > 0.
         sets: exchange sets that plans are made from, >= 0; half of them with few exchanges.
         set_steps: most refinements of a set's program before plans are made from it, >= 1.
+        set_choices: choices of all sets that are refined so, >= 1: with many choices the sets with
+            the lowest bounds of their families are, fewer times.
         few: most exchanges of a module in a set with few exchanges, >= 1.
         finalists: plans that are annealed to the end, >= 0.
         merges: times that all tables of one exchange may join another of their module, >= 0.
@@ -77,6 +79,7 @@ class SearchParams:
     proof_work: float = 10.0
     sets: int = 8
     set_steps: int = 8
+    set_choices: int = 400_000
     few: int = 3
     finalists: int = 3
     merges: int = 20

@@ -242,6 +242,8 @@ class Ties:
     ) -> list[Assignment]:
         """Return plans that fit and are fast by an objective."""
         rounds = round(self.part * self.params.rounds)
+        if not rounds:
+            return []
         task = AnnealingTask(start, options, moves, rounds, moves)
         same = objective.scorer is self.objective.scorer
         surrogate = self.surrogate if same else Surrogate(objective)

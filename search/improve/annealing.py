@@ -61,7 +61,7 @@ class Annealer:
     ) -> None:
         self.objective, self.surrogate, self.params = objective, surrogate, params
         for option in objective.space.every_option:  # cuts are over all lookup groups
-            surrogate.shard_loads(option)
+            surrogate.group(option)
         tied = {table for group in objective.space.co_locate for table in group}
         self.free = [t for t in range(len(objective.space.options)) if t not in tied]
 
@@ -92,7 +92,7 @@ class Annealer:
             groups = cut.groups
             if model is None or not recent_cuts or recent_cuts[-1].groups != groups:
                 in_groups = [
-                    [o for o in table if surrogate.shard_loads(o)[0] in groups] for table in options
+                    [o for o in table if surrogate.group(o) in groups] for table in options
                 ]
                 model = ShardModel(within, in_groups, surrogate.shard_loads, self.free)
             # cuts do not hold for plans with other exchanges
@@ -139,7 +139,7 @@ class Annealer:
             usable = [o for o in offered if o is not now and id(o) in sound_ids]
             usable = [o for o in usable if not self.objective.legal(o).is_empty]
             options.append([now, *usable])
-            self.surrogate.shard_loads(now)
+            self.surrogate.group(now)
         return options
 
 

@@ -243,7 +243,9 @@ class AnnealedPlans:
             if _most_exchanges(exchange_set) <= self.params.few
         ]
         chosen: list[ExchangeSet] = []
-        turns = zip_longest(*(self._cheapest(part, best_ms) for part in (sets, few)))
+        many = self.params.set_choices // len(self.bound.choices.all)
+        most, steps = max(self.params.sets, many), min(self.params.set_steps, max(2, many // 4))
+        turns = zip_longest(*(self._cheapest(part[:most], best_ms, steps) for part in (sets, few)))
         for exchange_set in chain.from_iterable(turns):
             if exchange_set is not None and exchange_set not in chosen:
                 chosen.append(exchange_set)
@@ -251,15 +253,17 @@ class AnnealedPlans:
                 break
         return chosen
 
-    def _cheapest(self, sets: Sequence[ExchangeSet], best_ms: float) -> Iterator[ExchangeSet]:
+    def _cheapest(
+        self, sets: Sequence[ExchangeSet], best_ms: float, steps: int
+    ) -> Iterator[ExchangeSet]:
         """Yield sets by the bounds of their own programs, refined here as needed.
 
         Before that a set has the bound of its family, which hardly tells sets apart.
+
+        Args:
+            steps: most refinements of a set.
         """
-        waiting = [
-            (exchange_set.proven, number, self.params.set_steps)
-            for number, exchange_set in enumerate(sets)
-        ]
+        waiting = [(exchange_set.proven, number, steps) for number, exchange_set in enumerate(sets)]
         heapq.heapify(waiting)
         ended = False
         while waiting:

@@ -66,7 +66,7 @@ class Neighbourhoods:
         self.objective, self.surrogate, self.seed = objective, surrogate, seed
         self.random = random.Random(seed)
         self.world = objective.problem.topology.world_size
-        self.groups = sorted({surrogate.shard_loads(o)[0] for o in objective.space.every_option})
+        self.groups = sorted({surrogate.group(o) for o in objective.space.every_option})
 
     def improve(
         self,
@@ -139,9 +139,9 @@ class Neighbourhoods:
         Returns:
             The best plan under the cuts, None if none is fast enough; the deterministic time spent.
         """
-        objective, shard_loads = self.objective, self.surrogate.shard_loads
+        objective, group_of = self.objective, self.surrogate.group
         space = objective.space.beside([option for option, _ in base])
-        groups = {shard_loads(option)[0] for option, _ in base} | {self.random.choice(self.groups)}
+        groups = {group_of(option) for option, _ in base} | {self.random.choice(self.groups)}
         cuts = [cut for cut in cycle_cuts if cut.groups <= groups][-CUTS:]
         if not cuts or not tables:
             return None, BUILDING
@@ -153,10 +153,10 @@ class Neighbourhoods:
             return AllowedPlacements(tuple(map(tuple, units)), legal.same_group)
 
         def loads_of(option: Option) -> OptionLoads:
-            group, loads = shard_loads(option)
+            group, loads = self.surrogate.shard_loads(option)
             return OptionLoads(group, loads.sum(axis=0) / self.world, loads)
 
-        offered = [[o for o in space.options[t] if shard_loads(o)[0] in groups] for t in tables]
+        offered = [[o for o in space.options[t] if group_of(o) in groups] for t in tables]
         fixed = [choice for t, choice in enumerate(base) if t not in set(tables)]
         model = CutModel(
             objective.problem.topology,
