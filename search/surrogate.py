@@ -14,9 +14,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.loads import COLUMNS, Kinds, Load
+from predictor.cost.loads import COLUMNS, LONGEST, Kinds, Load
 from predictor.iteration.torchrec.sparse import OUTPUT_BYTES, Exchange
-from predictor.model.plan import ShardingType, TablePlan
+from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.workload import INDEX_BYTES
 from search.objective import Assignment, Objective
 from search.space.option import Choice, Option, sample
@@ -87,13 +87,26 @@ class Surrogate:
         return self.objective.scorer.shards.of_table(option.table, self._group_of(option)[1])[1]
 
     def loads_on_ranks(self, choices: Sequence[Choice]) -> Array:
-        """Summed loads of tables, ``[groups, ranks, COLUMNS]``."""
+        """Summed loads of tables, ``[groups, ranks, COLUMNS]``; of the longest latencies the
+        largest. Tables that share a cache count as if each had one of its own."""
+        groups = [np.full(option.num_shards, self.group(option)) for option, _ in choices]
         world = self.problem.topology.world_size
         on_ranks = np.zeros((len(self.objective.scorer.groups), world, COLUMNS))
-        for option, ranks in choices:
-            group, loads = self.shard_loads(option)
-            np.add.at(on_ranks[group], list(ranks), loads)
+        if choices:
+            ranks = np.fromiter(chain.from_iterable(r for _, r in choices), dtype=np.intp)
+            at = np.concatenate(groups), ranks
+            loads = np.concatenate([self.shard_loads(option)[1] for option, _ in choices])
+            np.add.at(on_ranks, at, loads)
+            on_ranks[..., LONGEST] = 0.0
+            np.maximum.at(on_ranks[..., LONGEST], at, loads[:, LONGEST])
         return on_ranks
+
+    def totals(self, assignment: Assignment) -> Array:
+        """Return the loads of a plan, ``[groups, ranks, COLUMNS]``."""
+        caching = ComputeKernel.FUSED_UVM_CACHING
+        if any(option.compute_kernel is caching for option, _ in assignment):
+            return self.objective.scorer.totals(self.objective.table_plans(assignment))
+        return self.loads_on_ranks(assignment)
 
     def standing(self, choices: Sequence[Choice]) -> tuple[Array, Array]:
         """Return the loads of tables on the ranks.

@@ -97,6 +97,8 @@ class AnnealedPlans:
         }
         candidates = [c for c, _ in origins if id(c) in origin]
         finalists = rank_distinct(candidates)[: params.finalists]
+        slowest_ms = (1 + params.apart) * finalists[0].iteration_ms
+        finalists = [c for c in finalists if c.iteration_ms <= slowest_ms]
         each = round((1 - params.first_share) * self.moves / max(1, params.finalists))
         numbered = enumerate(islice(cycle(finalists), params.finalists), len(sets))
         pieces = [
@@ -119,17 +121,25 @@ class AnnealedPlans:
         start = self._start(exchange_set)
         if start is None:
             return []
-        window = self.params.window_of(self.tables) * exchange_set.priced_ms
+        params, cuts = self.params, self.cuts_of(exchange_set)
+        heat = self._heat(exchange_set.memory @ exchange_set.shares)
+        placing = 0 if heat == params.scarce_heat else round(params.placing * moves)
+        task = AnnealingTask(
+            start, [[] for _ in start], placing, params.rounds, self.seed + number, cuts, heat
+        )
+        placed = self._annealed(task) if placing else []
+        if placed:
+            start, heat = placed[0].assignment, heat * params.warm
         task = AnnealingTask(
             start,
-            self._near(exchange_set, window),
-            moves,
-            self.params.rounds,
+            self._near(exchange_set, params.window_of(self.tables) * exchange_set.priced_ms),
+            moves - placing,
+            params.rounds,
             self.seed + number,
-            self.cuts_of(exchange_set),
-            heat=self._heat(exchange_set.memory @ exchange_set.shares),
+            cuts,
+            heat,
         )
-        return self._annealed(task)
+        return sorted([*placed, *self._annealed(task)], key=lambda c: c.iteration_ms)
 
     def _finish(
         self,

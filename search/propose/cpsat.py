@@ -85,7 +85,7 @@ class Neighbourhoods:
         """
         now = best = start
         best_ms = float(self.objective.score([start])[0])
-        cuts = [cut for cut in [critical_cut(self.objective, start)] if cut is not None]
+        cuts = [cut for cut in [critical_cut(self.surrogate, start)] if cut is not None]
         within = self.objective.beside(start)
         while work > 0 and cuts and not stop(best_ms):
             limit_ms = best_ms * (1 + SLOWER)
@@ -94,7 +94,7 @@ class Neighbourhoods:
             work -= spent
             if plan is None or plan == now or not self.objective.fits(plan):
                 continue
-            ms, cut = float(self.objective.score([plan])[0]), critical_cut(self.objective, plan)
+            ms, cut = float(self.objective.score([plan])[0]), critical_cut(self.surrogate, plan)
             cuts += [cut] if cut is not None else []
             if ms <= limit_ms:
                 now = plan

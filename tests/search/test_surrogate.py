@@ -12,9 +12,18 @@ from predictor.cost.loads import LAUNCH
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingType
 from search.bound.choices import BoundChoices
+from search.improve.cycle_cuts import time_of
 from search.space.option import place
 from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, PHASES
-from tests.search.problems import a_problem, a_table, a_workload, hosts, objective_of, random_plan
+from tests.search.problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
 
 
 @pytest.mark.parametrize("world", [(2, 2), (4, 2)])
@@ -39,6 +48,16 @@ def test_more_lookups_cost_more() -> None:
     )
     assert (many[0, [FORWARD, BACKWARD, IDS]] > few[0, [FORWARD, BACKWARD, IDS]]).all()
     assert many[0, OUTPUTS] == pytest.approx(few[0, OUTPUTS])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_loads_of_a_plan_are_those_of_the_scorer(seed: int) -> None:
+    objective, surrogate = objective_of(random_problem(seed))
+    for _ in range(3):
+        plan = random_plan(objective, random.Random(seed))
+        totals = surrogate.totals(plan)
+        assert totals == pytest.approx(objective.scorer.totals(objective.table_plans(plan)))
+        assert time_of(surrogate, plan) == pytest.approx(objective.score([plan])[0], rel=1e-12)
 
 
 def test_balance_on_the_surrogate_is_balance_on_the_timeline() -> None:
