@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,12 @@ from ortools.linear_solver import pywraplp
 from predictor.model.lookup_group import LookupGroup
 from search.bound.choices import BoundChoices, Exchange, exchange_of
 from search.bound.program import Branch, Priced, Program
-from search.bound.rank_targets import RankChoice, RankTargets
 from search.bound.relaxation import Relaxation
 from search.bound.stretches import CutTimes, OptionTimes
 from search.space.option import Option
+
+if TYPE_CHECKING:
+    from search.bound.rank_targets import RankTargets
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -355,6 +358,8 @@ class ExchangeSet:
 
     def targets_of_ranks(self) -> RankTargets:
         """Make the rank targets of the set; its program must be solved."""
+        from search.bound.rank_targets import RankChoice, RankTargets  # imports CP-SAT
+
         all_choices = self.all_choices
         each = zip(
             self.choices, self.group.tolist(), self.loads, self.reduced_costs.tolist(), strict=True

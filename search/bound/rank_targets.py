@@ -21,7 +21,8 @@ from predictor.cost.loads import COLUMNS, LAUNCH, Load
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.topology import Topology
 from search.bound.relaxation import Relaxation
-from search.model.cut_model import CutModel, CycleCut, OptionLoads
+from search.model.cut_model import CutModel, OptionLoads
+from search.model.cycle_cut import CycleCut
 from search.model.placements import weighted
 from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, place
