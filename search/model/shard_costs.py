@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.loads import COLUMNS
-from search.model.cut_model import CycleCut
+from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective
 from search.space.option import ChoicesInUse, Option
 
