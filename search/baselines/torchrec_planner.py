@@ -28,7 +28,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,9 +46,6 @@ from predictor.units import GIB
 from search.baselines.torchrec_memory import torchrec_memory
 from search.space.enumerate import enumerate_space
 from search.space.option import Option, Partition, place
-
-Ints = NDArray[np.int64]
-Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -92,6 +89,25 @@ class CostedOption:
         """Every rank has a shard."""
         return self.option.partition is Partition.UNIFORM
 
+    @cached_property
+    def smallest(self) -> tuple[int, int]:
+        """Least bytes of HBM and of host memory of a shard."""
+        return min(self.hbm), min(self.ddr)
+
+    @cached_property
+    def largest(self) -> tuple[int, int]:
+        """Most bytes of HBM and of host memory of a shard."""
+        return max(self.hbm), max(self.ddr)
+
+    @cached_property
+    def shard_bytes(self) -> NDArray[np.int64]:
+        """Bytes of every shard, ``[hbm or ddr, shards]``."""
+        return np.array([self.hbm, self.ddr])
+
+
+Key = tuple[float, int, int]
+"""What ranks are ordered by: cost, what breaks ties, and the rank itself."""
+
 
 class NoRoomError(Exception):
     """A shard fits on none of the ranks."""
@@ -101,108 +117,171 @@ class RankState:
     """Room left and cost so far on every rank."""
 
     def __init__(self, topology: Topology) -> None:
-        local, world = topology.local_world_size, topology.world_size
-        self.hbm, self.ddr = np.array([topology.hbm_cap_bytes, topology.ddr_cap_bytes])
-        self.perf, self.total = [Perf(0.0, 0.0, 0.0, 0.0)] * world, np.zeros(world)
-        self.everyone = np.array(sorted(range(world), key=lambda rank: (rank % local, rank)))
-        """Ranks in the order in which TorchRec breaks ties: it goes round the hosts."""
+        self.hbm = list(topology.hbm_cap_bytes)
+        self.ddr = list(topology.ddr_cap_bytes)
+        self.local = topology.local_world_size
+        self.perf = [Perf(0.0, 0.0, 0.0, 0.0)] * topology.world_size
+        self.total = [0.0] * topology.world_size
+        self.hosts = [
+            range(first, first + topology.intra_group_size)
+            for first in range(0, topology.world_size, topology.intra_group_size)
+        ]
+        self.host_of = [host for host, ranks in enumerate(self.hosts) for _ in ranks]
+        self.host_costs = [0.0] * len(self.hosts)
+        self.changed_hosts: set[int] = set()
+
+    def put_everywhere(self, choices: Sequence[CostedOption]) -> None:
+        """Place choices with a shard on every rank while no rank has anything else, or
+        `NoRoomError`: all ranks have the same cost."""
+        room = np.array([self.hbm, self.ddr])
+        for choice in choices:
+            room -= choice.shard_bytes
+            self.perf[0] = _added(self.perf[0], choice.perf)
+        if (room < 0).any():
+            raise NoRoomError
+        self.hbm, self.ddr = room.tolist()
+        self.perf = [self.perf[0]] * len(self.perf)
+        self.total = [_total(self.perf[0])] * len(self.perf)
+        self.changed_hosts.update(range(len(self.hosts)))
+
+    def hosts_by_cost(self) -> list[range]:
+        """`_sort_devices_by_perf`: intra groups, the cheapest first."""
+        for host in self.changed_hosts:
+            self.host_costs[host] = _plain_sum(self.total[rank] for rank in self.hosts[host])
+        self.changed_hosts.clear()
+        order = sorted(range(len(self.hosts)), key=self.host_costs.__getitem__)
+        return [self.hosts[host] for host in order]
+
+    def fits(self, choice: CostedOption, shard: int, rank: int) -> bool:
+        """The shard has room on the rank."""
+        return choice.hbm[shard] <= self.hbm[rank] and choice.ddr[shard] <= self.ddr[rank]
 
     def put(self, choice: CostedOption, shard: int, rank: int) -> None:
         """Place a shard. Parts of the cost are summed one by one, as TorchRec does."""
         self.hbm[rank] -= choice.hbm[shard]
         self.ddr[rank] -= choice.ddr[shard]
-        a, b = self.perf[rank], choice.perf
-        self.perf[rank] = Perf(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
-        self.total[rank] = self.perf[rank].total
+        self.perf[rank] = _added(self.perf[rank], choice.perf)
+        self.total[rank] = _total(self.perf[rank])
+        self.changed_hosts.add(self.host_of[rank])
+
+    def key(self, rank: int) -> Key:
+        """Ranks of the least cost first; ties go round the hosts."""
+        return self.total[rank], rank % self.local, rank
+
+    def heap(self, ranks: Iterable[int]) -> list[Key]:
+        """Ranks by their keys, as a heap."""
+        found = [self.key(rank) for rank in ranks]
+        heapq.heapify(found)
+        return found
 
     @contextmanager
     def undone_without_room(self) -> Iterator[None]:
         """Undo the placements made in this context if a shard fits nowhere."""
-        saved = self.hbm.copy(), self.ddr.copy(), self.perf[:], self.total.copy()
+        saved = self.hbm[:], self.ddr[:], self.perf[:], self.total[:]
         try:
             yield
         except NoRoomError:
             self.hbm, self.ddr, self.perf, self.total = saved
+            self.changed_hosts.update(range(len(self.hosts)))
             raise
 
-    def put_all(self, choice: CostedOption, ranks: Sequence[int]) -> Ranks:
-        """Place shard ``i`` on ``ranks[i]``.
-
-        Raises:
-            NoRoomError: one does not fit; nothing is placed.
-        """
+    def put_all(self, choice: CostedOption, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Shard ``i`` on ``ranks[i]``, or `NoRoomError` with nothing placed."""
         with self.undone_without_room():
             for shard, rank in enumerate(ranks):
-                if choice.hbm[shard] > self.hbm[rank] or choice.ddr[shard] > self.ddr[rank]:
+                if not self.fits(choice, shard, rank):
                     raise NoRoomError
                 self.put(choice, shard, rank)
         return tuple(ranks)
 
-    def put_on_cheapest(self, choice: CostedOption, ranks: Ints) -> Ranks:
-        """`_device_partition`: place every shard on the cheapest of the ranks that has room.
+    def put_on_cheapest(self, choice: CostedOption, heap: list[Key]) -> tuple[int, ...]:
+        """`_device_partition`: every shard to the cheapest rank that has room, or `NoRoomError`.
 
         Args:
-            ranks: in the order of `everyone`.
-
-        Raises:
-            NoRoomError: one does not fit.
+            heap: keys of the ranks that may be used, and old keys; kept up to date.
         """
         placed = []
         for shard in range(choice.count):
-            room = (self.hbm[ranks] >= choice.hbm[shard]) & (self.ddr[ranks] >= choice.ddr[shard])
-            free = ranks[room]
-            if not free.size:
+            full = []
+            while heap:
+                key = heap[0]
+                rank, is_old = key[2], key != self.key(key[2])
+                if not is_old and self.fits(choice, shard, rank):
+                    break
+                heapq.heappop(heap)
+                if not is_old:
+                    full.append(key)
+            if not heap:
                 raise NoRoomError
-            placed.append(int(free[self.total[free].argmin()]))
-            self.put(choice, shard, placed[-1])
+            self.put(choice, shard, rank)
+            heapq.heapreplace(heap, self.key(rank))
+            for key in full:
+                heapq.heappush(heap, key)
+            placed.append(rank)
         return tuple(placed)
 
 
-def partition(choices: Sequence[CostedOption], topology: Topology) -> list[Ranks]:
-    """Return the ranks of every shard of every choice; raises `NoRoomError`."""
+def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple[int, ...]]:
+    """Ranks of every shard of every choice; raises `NoRoomError`."""
     ranks = RankState(topology)
-    placed: list[Ranks] = [()] * len(choices)
+    placed: list[tuple[int, ...]] = [()] * len(choices)
+    everyone = tuple(range(topology.world_size))
+    uniform = [i for i, choice in enumerate(choices) if choice.uniform]
+    ranks.put_everywhere([choices[i] for i in uniform])
+    for i in uniform:
+        placed[i] = everyone
     rest = [i for i, choice in enumerate(choices) if not choice.uniform]
     rest.sort(key=lambda i: (choices[i].sum_hbm, choices[i].sum_ddr), reverse=True)
-    uniform = [i for i, choice in enumerate(choices) if choice.uniform]
-    for i in (*uniform, *rest):
+    heap: list[Key] | None = None
+    for i in rest:
         choice = choices[i]
-        if choice.uniform:
-            placed[i] = ranks.put_all(choice, range(topology.world_size))
-        elif choice.option.partition is Partition.DEVICE:
-            placed[i] = ranks.put_on_cheapest(choice, ranks.everyone)
-        elif choice.option.partition is Partition.HOST:
-            placed[i] = _by_host(choice, ranks, topology)
+        if choice.option.partition is Partition.DEVICE:
+            heap = ranks.heap(everyone) if heap is None else heap
+            placed[i] = ranks.put_on_cheapest(choice, heap)
         else:
-            placed[i] = _by_hosts(choice, ranks, topology)
+            by_group = choice.option.partition is Partition.HOST
+            placed[i] = _by_host(choice, ranks) if by_group else _by_hosts(choice, ranks, topology)
+            if heap is not None:
+                for rank in placed[i]:
+                    heapq.heappush(heap, ranks.key(rank))
     return placed
 
 
-def _hosts_by_cost(ranks: RankState, topology: Topology) -> list[range]:
-    """`_sort_devices_by_perf`: intra groups, the cheapest first."""
-    size = topology.intra_group_size
-    hosts = [range(g * size, (g + 1) * size) for g in range(topology.groups)]
-    # `cumsum` adds one by one, as TorchRec does; other sums round differently, and ties are exact
-    return sorted(hosts, key=lambda host: float(ranks.total[host].cumsum()[-1]))
+def _added(a: Perf, b: Perf) -> Perf:
+    """Add costs part by part."""
+    return Perf(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
 
 
-def _by_host(choice: CostedOption, ranks: RankState, topology: Topology) -> Ranks:
+def _total(perf: Perf) -> float:
+    """Sum the parts of a rank's cost, in TorchRec's order."""
+    return perf[0] + perf[2] + perf[1] + perf[3]
+
+
+def _plain_sum(values: Iterable[float]) -> float:
+    """Added one by one: `sum` compensates rounding from Python 3.12 on, and ties are exact here."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def _by_host(choice: CostedOption, ranks: RankState) -> tuple[int, ...]:
     """`_cohost_partition`: all shards within the cheapest group that has room."""
-    for host in _hosts_by_cost(ranks, topology):
-        hbm, ddr = sum(ranks.hbm[host].tolist()), sum(ranks.ddr[host].tolist())
-        if choice.sum_hbm > hbm or choice.sum_ddr > ddr:
+    for host in ranks.hosts_by_cost():
+        room_hbm = sum(ranks.hbm[r] for r in host)
+        room_ddr = sum(ranks.ddr[r] for r in host)
+        if choice.sum_hbm > room_hbm or choice.sum_ddr > room_ddr:
             continue
         with suppress(NoRoomError), ranks.undone_without_room():
             if choice.option.sharding_type is ShardingType.TABLE_ROW_WISE:
                 return ranks.put_all(choice, host)
-            inside = np.isin(ranks.everyone, host)
-            return ranks.put_on_cheapest(choice, ranks.everyone[inside])
+            return ranks.put_on_cheapest(choice, ranks.heap(host))
     raise NoRoomError
 
 
-def _by_hosts(choice: CostedOption, ranks: RankState, topology: Topology) -> Ranks:
+def _by_hosts(choice: CostedOption, ranks: RankState, topology: Topology) -> tuple[int, ...]:
     """`_multi_hosts_partition`: a run of groups in order of cost, round robin if too few."""
-    hosts = _hosts_by_cost(ranks, topology)
+    hosts = ranks.hosts_by_cost()
     blocks = choice.count // topology.intra_group_size
     starts = range(1) if blocks >= len(hosts) else range(len(hosts) - blocks + 1)
     for start in starts:
@@ -275,9 +354,9 @@ class CostModel:
             return self._data_parallel(table, option.compute_kernel)
         bw = self._kernel_bw(option.compute_kernel, option.cache_load_factor)
         if option.sharding_type is ShardingType.ROW_WISE:
-            return self._by_row(table, columns, bw, self.topology.world_size)
+            return self._row_wise(table, columns, bw)
         if option.sharding_type in (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD):
-            return self._by_row(table, columns, bw, self.topology.intra_group_size)
+            return self._table_row_wise(table, columns, bw)
         return self._table_wise(table, columns, bw)
 
     def _ids(self, table: Table) -> float:
@@ -336,23 +415,36 @@ class CostModel:
         wire = self._wire_bw(world, self.topology.local_world_size)
         return Perf(forward, sent / wire, backward, returned / wire)
 
-    def _by_row(self, table: Table, columns: int, bw: float, parts: int) -> Perf:
-        """Cost of a shard where ``parts`` ranks share the rows: all of them, or a group's."""
+    def _row_wise(self, table: Table, columns: int, bw: float) -> Perf:
         world = self.topology.world_size
-        groups, local = world // parts, min(parts, self.topology.local_world_size)
-        ids, outputs = self._ids(table), self._outputs(table)
-        size = self._input_bytes(table, ids / parts * world)
-        size += ids / parts * world * columns * table.element_bytes  # type: ignore[assignment]
-        written = outputs * world if table.is_pooled else outputs / parts * world
-        forward_bytes = self._comm_bytes(table, backward=False)
-        backward_bytes = self._comm_bytes(table, backward=True)
-        sent, returned = written * columns * forward_bytes, written * columns * backward_bytes
+        size, sent, returned = self._by_row(table, columns, world)
         forward, backward = self._compute(table, size + sent, bw)
-        wire, across, back = self._wire_bw(parts, local), 0.0, 0.0
+        wire = self._wire_bw(world, self.topology.local_world_size)
+        copied = returned * BATCHED_COPY / bw
+        return Perf(forward, sent / wire, backward, returned / wire + copied)
+
+    def _by_row(self, table: Table, columns: int, parts: int) -> tuple[float, float, float]:
+        """Bytes read, sent forward and sent backward when ``parts`` ranks share the rows."""
+        world = self.topology.world_size
+        ids, outputs = self._ids(table), self._outputs(table)
+        read = self._input_bytes(table, ids / parts * world)
+        lookups = ids / parts * world * columns * table.element_bytes
+        written = outputs * world if table.is_pooled else outputs / parts * world
+        sent = written * columns * self._comm_bytes(table, backward=False)
+        returned = written * columns * self._comm_bytes(table, backward=True)
+        return read + lookups, sent, returned
+
+    def _table_row_wise(self, table: Table, columns: int, bw: float) -> Perf:
+        group, groups = self.topology.intra_group_size, self.topology.groups
+        size, sent, returned = self._by_row(table, columns, group)
+        forward, backward = self._compute(table, size + sent, bw)
+        wire = self._wire_bw(group, min(group, self.topology.local_world_size))
+        across, back = 0.0, 0.0
         if groups > 1:
+            outputs = self._outputs(table) * groups * columns
             inter = self._wire_bw(groups, 1)
-            across = outputs * groups * columns * forward_bytes / inter
-            back = outputs * groups * columns * backward_bytes / inter
+            across = outputs * self._comm_bytes(table, backward=False) / inter
+            back = outputs * self._comm_bytes(table, backward=True) / inter
         copied = returned * BATCHED_COPY / bw
         return Perf(forward, sent / wire + across, backward, back + returned / wire + copied)
 
@@ -504,15 +596,19 @@ class BestProposal:
         self.topology = topology
         self.rating = math.inf
         self.choices: list[CostedOption] | None = None
-        self.ranks: list[Ranks] = []
+        self.ranks: list[tuple[int, ...]] = []
         self.cut_short = False
         self._room = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
+        self._largest = max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)
 
     def may_win(self, proposal: _Proposal) -> bool:
         """Return True if the bounds of a proposal leave it a chance."""
         hbm, ddr, bound = proposal.bounds(self.topology.world_size)
         fits = hbm <= self._room[0] and ddr <= self._room[1]
-        return fits and bound * (1 - SLACK) <= self.rating
+        if not fits or bound * (1 - SLACK) > self.rating:
+            return False
+        hbm, ddr = proposal.least_on_some_rank()
+        return hbm <= self._largest[0] and ddr <= self._largest[1]
 
     def place(self, proposal: _Proposal) -> None:
         """Place and rate a proposal."""
@@ -526,7 +622,7 @@ class BestProposal:
             self.rating, self.choices, self.ranks = rating, choices, ranks
 
 
-def _rate(choices: Sequence[CostedOption], ranks: Sequence[Ranks], world: int) -> float:
+def _rate(choices: Sequence[CostedOption], ranks: Sequence[tuple[int, ...]], world: int) -> float:
     """`NoopPerfModel.rate`: the largest sum of shard costs on a rank, in ms."""
     load = [0.0] * world
     for choice, where in zip(choices, ranks, strict=True):
@@ -566,6 +662,15 @@ class _Proposal:
         alone = self._total[~self._uniform]
         largest = float(alone.max()) if alone.size else 0.0
         return self._hbm, self._ddr, max(mean, everywhere + largest)
+
+    def least_on_some_rank(self) -> tuple[int, int]:
+        """Bytes of HBM and DDR that some rank needs at least: the largest shard, besides the
+        smallest ones of what all ranks have."""
+        everywhere = [c.smallest for c in self.choices if c.uniform]
+        alone = [c.largest for c in self.choices if not c.uniform]
+        hbm, ddr = map(sum, zip((0, 0), *everywhere, strict=True))
+        most_hbm, most_ddr = map(max, zip((0, 0), *alone, strict=True))
+        return hbm + most_hbm, ddr + most_ddr
 
 
 def _score(choice: CostedOption, depth: bool) -> float:

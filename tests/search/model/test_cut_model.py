@@ -13,7 +13,8 @@ from ortools.sat.python import cp_model
 from predictor.cost.loads import Load
 from predictor.model.workload import Constraints
 from search.improve.cycle_cuts import critical_cut
-from search.model.cut_model import UNITS_PER_MS, CutModel, CycleCut, OptionLoads
+from search.model.cut_model import UNITS_PER_MS, CutModel, OptionLoads
+from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective, Ranks
 from search.reproducible import reproducible_solver, run
 from search.space.option import AllowedPlacements, Option
@@ -40,7 +41,7 @@ def setting() -> tuple[Objective, Surrogate, list[CycleCut]]:
     for option in objective.space.every_option:
         surrogate.shard_loads(option)
     rng = random.Random(0)
-    critical = [critical_cut(objective, random_plan(objective, rng)) for _ in range(24)]
+    critical = [critical_cut(surrogate, random_plan(objective, rng)) for _ in range(24)]
     groups = frozenset(range(len(objective.scorer.groups)))
     cuts = [
         cut for cut in critical if cut is not None and cut.groups == groups and len(cut.segments)

@@ -69,3 +69,16 @@ def test_whole_exchanges_merge_as_long_as_that_is_faster() -> None:
     assert times == sorted(times, reverse=True)
     for plan, _ in steps:
         assert_valid(objective, plan)
+
+
+def test_with_many_choices_few_programs_are_solved_before_plans_are_made() -> None:
+    tables = [a_table(f"t{i}", 10_000 * (i + 1), 64, 4.0 + i) for i in range(6)]
+    refined = []
+    for set_choices in (1, 400_000):
+        tools = tools_of(a_problem(a_workload(*tables), hosts(4)))
+        tools.bound.solve(3)
+        params = replace(tools.params, sets=2, set_choices=set_choices)
+        chosen = AnnealedPlans(replace(tools, params=params))._sets(float("inf"))
+        assert len(chosen) == 2
+        refined.append(sum(each.relaxation is not None for each in tools.bound.sets))
+    assert refined[0] <= 4 < refined[1]
