@@ -1,4 +1,7 @@
-"""Stages of a search: each takes a state and returns a new one. `search.solve` has their order."""
+"""Stages of a search: each takes a state and returns a new one. `search.solve` has their order.
+
+CP-SAT, whose import takes half a second, is imported where it is needed, which it seldom is.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,10 @@ from search.in_use.plan import (
     space_of_bound,
 )
 from search.in_use.worth import prefer_worthwhile
-from search.infeasible import explain_infeasible, explain_no_plan
 from search.objective import Assignment, Objective
 from search.prefer import TieRange, no_host
 from search.problem import NOMINAL, ROUNDING, Problem, RankedPlan, Result
 from search.propose.annealed import propose_annealed
-from search.propose.cpsat import propose_by_cpsat
-from search.propose.rescue import rescue
 from search.propose.study import propose_by_study
 from search.space.enumerate import whole_space
 from search.space.filters import AMPLE, drop_uncached, drop_uvm, find_simplest
@@ -51,6 +51,8 @@ def list_spaces(problem: Problem, stop: Stop) -> list[Space]:
     try:
         whole = whole_space(problem, stop.check_start)
     except InfeasibleError as error:
+        from search.infeasible import explain_infeasible
+
         raise explain_infeasible(problem, error, stop) from None
     cached = drop_uncached(whole)
     spaces = [whole]
@@ -169,6 +171,8 @@ def with_any_plan(state: State) -> State:
     """Add any plan that fits if there is no incumbent yet."""
     if state.incumbents:
         return state
+    from search.propose.rescue import rescue
+
     candidates, nearest = rescue(state.tools)
     return replace(state, nearest=nearest).adding(candidates)
 
@@ -186,6 +190,8 @@ def first_with_plans(states: Iterable[State]) -> State:
         last = state
     assert last is not None
     assert last.nearest is not None
+    from search.infeasible import explain_no_plan
+
     tools = last.tools
     raise explain_no_plan(tools.objective, last.nearest, tools.params, tools.stop, tools.seed)
 
@@ -342,11 +348,17 @@ def result_of(state: State, chosen: ChosenPlans) -> Result:
     )
 
 
+def _propose_by_cpsat(state: State) -> Iterable[Candidate]:
+    from search.propose.cpsat import propose_by_cpsat
+
+    return propose_by_cpsat(state)
+
+
 NO_BOUND = "The time limit was up before the bound began; a longer one proves a bound"
 
 PROPOSERS: Mapping[str, tuple[Callable[[State], Iterable[Candidate]], str, float]] = {
     "annealing": (propose_annealed, "annealing", 0.2),
-    "cpsat": (propose_by_cpsat, "CP-SAT", 0.5),
+    "cpsat": (_propose_by_cpsat, "CP-SAT", 0.5),
     "optuna": (propose_by_study, "Optuna study", 0.6),
 }
 """Searcher -> function that proposes plans, stage name, fraction of the work done before it."""

@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate, rank_distinct
-from search.feasibility import Feasibility
 from search.objective import Objective
 from search.params import SearchParams
 from search.problem import Problem, Progress
 from search.stop import Stop
 from search.surrogate import Surrogate
+
+if TYPE_CHECKING:
+    from search.feasibility import Feasibility
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,12 @@ from ortools.linear_solver import pywraplp
 from predictor.model.lookup_group import LookupGroup
 from search.bound.choices import BoundChoices, Exchange, exchange_of
 from search.bound.program import Branch, Priced, Program
-from search.bound.rank_targets import RankChoice, RankTargets
 from search.bound.relaxation import Relaxation
 from search.bound.stretches import CutTimes, OptionTimes
 from search.space.option import Option
+
+if TYPE_CHECKING:
+    from search.bound.rank_targets import RankTargets
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -25,11 +28,8 @@ TOLERANCE = 1e-4
 """Largest gap between relaxed time and the program's optimum, as a fraction, of a solved set."""
 UNEVEN = (0.1, 0.3, 1.0)
 """Excess of busy ranks over the mean load, as multiples of it, at which cycles are sought."""
-FIRST_STEP = 0.125
 NEAREST = 1e-3
-"""Least distance of a rank target above the bound, as a fraction of the time."""
-EASY = 0.1
-"""Fraction of its work within which a target counts as easy to refute: the next one is farther."""
+"""Least distance of a rank target above the bound, as a fraction of the time; that of the first."""
 HELD = 0.02
 """Share from which an option counts as used by the optimum."""
 
@@ -47,8 +47,9 @@ class ExchangeSet:
         priced_ms: best bound proven by dual prices, in ms.
         reduced_costs: least excess over that bound of plans with a choice, ``[choices]`` in ms.
         is_solved: True if no refinement of the whole set will raise the bound.
-        step: position of the next rank target, as a fraction of the way to the best plan.
-        is_settled: True if the nearest target could not be refuted.
+        reach: distance of the next rank target above the bound, as a fraction of the time.
+        growth: factor of that distance after a target is refuted, until one could not be.
+        is_settled: True if no target is left, or the nearest one could not be refuted.
         targets: state of the rank targets; None before the first.
     """
 
@@ -61,7 +62,7 @@ class ExchangeSet:
         self.proven = 0.0
         self.priced_ms = 0.0
         self.reduced_costs = np.zeros(len(index))
-        self.step = FIRST_STEP
+        self.reach, self.growth = NEAREST, 2.0
         self.is_solved = self.is_settled = False
         self.targets: RankTargets | None = None
         self.first = np.flatnonzero(np.diff(all_choices.table[index], prepend=-1))
@@ -339,30 +340,45 @@ class ExchangeSet:
         return False
 
     def place_ranks(
-        self, upper_ms: float, work: float, seconds: Callable[[], float]
+        self,
+        branches: Sequence[tuple[float, Branch | None]],
+        upper_ms: float,
+        work: float,
+        seconds: Callable[[], float],
     ) -> tuple[float, float]:
         """Try to refute the next rank target; return the bound and the work spent.
 
         Args:
+            branches: branches that hold all plans of the set, each with its bound in ms.
             upper_ms: time above the bound; targets stay below it.
             work: deterministic time of CP-SAT, about seconds on one core.
             seconds: returns the wall time left.
         """
         if self.targets is None:
             self.targets = self.targets_of_ranks()
-        above = max(self.step * (upper_ms - self.proven), NEAREST * self.proven)
-        target = min(self.proven + above, upper_ms * (1 - TOLERANCE))
-        refuted, used = self.targets.refute(target, self.priced_ms, work, seconds)
+        self.proven = max(self.proven, min(ms for ms, _ in branches))
+        target = min(self.proven * (1 + self.reach), upper_ms * (1 - TOLERANCE))
+        if target <= self.proven:
+            self.is_settled = True
+            return self.proven, 0.0
+        # a plan as fast as the target is in one of the branches with a lower bound
+        left = [branch or self.program.whole for ms, branch in branches if ms <= target]
+        allowed = np.any([branch.allowed for branch in left], axis=0)
+        allowed &= self.reduced_costs <= target - self.priced_ms
+        refuted, used = self.targets.refute(target, allowed, self.priced_ms, work, seconds)
         if refuted:
             self.proven = max(self.proven, target)
-            self.step *= 2 if used < EASY * work else 1
+            self.reach *= self.growth
         else:
-            self.is_settled = above <= NEAREST * self.proven
-            self.step /= 3
+            self.growth = 1.0
+            self.is_settled = self.reach <= NEAREST
+            self.reach = max(NEAREST, self.reach / 3)
         return self.proven, used
 
     def targets_of_ranks(self) -> RankTargets:
         """Make the rank targets of the set; its program must be solved."""
+        from search.bound.rank_targets import RankChoice, RankTargets  # imports CP-SAT
+
         all_choices = self.all_choices
         each = zip(
             self.choices, self.group.tolist(), self.loads, self.reduced_costs.tolist(), strict=True

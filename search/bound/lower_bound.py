@@ -63,7 +63,7 @@ PLACING = 5.0
 WIDE, NARROW = 0.05, 0.01
 """Gap from which placement gets all of its time, and gap below which it gets none; less time in
 between. Below the second, a second gained a tenth of a percent for 26 tables on 8 ranks."""
-ATTEMPT = 1 / 3
+ATTEMPT = 0.2
 """Fraction of the remaining work that one attempt may take."""
 SHORT = 0.5
 """Deterministic time that an attempt is always allowed."""
@@ -226,7 +226,8 @@ class LowerBound:
             if plans.is_settled or not plans.is_solved or not plans.is_exact:
                 break
             most = min(work_left, max(SHORT, ATTEMPT * work_left))
-            proven, used = plans.place_ranks(upper_ms, most, seconds)
+            branches = [(ms, n.branch) for ms, _, n in nodes if n.plans is plans]
+            proven, used = plans.place_ranks(branches, upper_ms, most, seconds)
             work_left -= used
             raised = [(max(ms, proven if n.plans is plans else 0.0), i, n) for ms, i, n in nodes]
             self._open, self._solved = raised, []

@@ -21,7 +21,8 @@ from predictor.cost.loads import COLUMNS, LAUNCH, Load
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.topology import Topology
 from search.bound.relaxation import Relaxation
-from search.model.cut_model import CutModel, CycleCut, OptionLoads
+from search.model.cut_model import CutModel, OptionLoads
+from search.model.cycle_cut import CycleCut
 from search.model.placements import weighted
 from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, place
@@ -116,11 +117,17 @@ class RankTargets:
             self._add(cut.of_ranks())
 
     def refute(
-        self, target_ms: float, bound_ms: float, work: float, seconds: Callable[[], float]
+        self,
+        target_ms: float,
+        allowed: NDArray[np.bool_],
+        bound_ms: float,
+        work: float,
+        seconds: Callable[[], float],
     ) -> tuple[bool, float]:
         """Try to prove that no plan is as fast as a target.
 
         Args:
+            allowed: mask of the choices that such a plan can have, ``[choices]``.
             bound_ms: bound that the reduced costs of the choices refer to.
             work: deterministic time that may be spent, about seconds on one core.
             seconds: returns the wall time left.
@@ -129,7 +136,7 @@ class RankTargets:
             True if it is proven, and the deterministic time spent.
         """
         work_left = work
-        candidates = [c for c in self.choices if c.reduced_cost_ms <= target_ms - bound_ms]
+        candidates = [self.choices[i] for i in np.flatnonzero(allowed).tolist()]
         if {c.option.table for c in candidates} != {c.option.table for c in self.choices}:
             return True, LEAST_WORK
         while work_left > 0 and seconds() > 0:

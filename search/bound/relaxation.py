@@ -40,7 +40,7 @@ from predictor.iteration.torchrec.sparse import HIERARCHICAL, CostModel, Exchang
 from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ShardingType
 from search.bound.cycle import Users, compile_rank
-from search.model.cut_model import CycleCut
+from search.model.cycle_cut import CycleCut
 
 Array = NDArray[np.float64]
 

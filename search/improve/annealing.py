@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from search.improve.cycle_cuts import judge, time_of
-from search.model.cut_model import CycleCut
+from search.model.cycle_cut import CycleCut
 from search.model.shard_costs import ShardCosts, ShardModel, ShardSpace
 from search.objective import Assignment, Objective
 from search.params import DEFAULT, SearchParams

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from predictor.cost.loads import COLUMNS, LONGEST, Load
 from predictor.iteration.graph import Graph
-from search.model.cut_model import CycleCut
+from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective
 from search.surrogate import Surrogate
 

@@ -13,6 +13,7 @@ from ortools.sat.python import cp_model
 
 from predictor.cost.loads import Load
 from predictor.model.topology import Topology
+from search.model.cycle_cut import CycleCut
 from search.model.placements import PlacementModel, Term, weighted
 from search.space.option import AllowedPlacements, Option
 
@@ -20,51 +21,6 @@ Array = NDArray[np.float64]
 
 UNITS_PER_MS = 1e5
 """Integer time units per ms: steps of 10 ns."""
-
-
-@dataclass(frozen=True)
-class CycleCut:
-    """Lower bound on the time of plans from one cycle of a timeline.
-
-    Collectives of all ranks split the cycle: each segment between two of them may run on another
-    rank, and waits for the busiest one:
-
-    ``time >= constant + even . mean load + sum over segments of max over ranks (segment . load)``.
-
-    In every segment a rank also pays the floors of the groups that it launches.
-
-    Args:
-        constant: constant time of the cycle in ms.
-        even: slopes in the mean load over the ranks, ``[groups, COLUMNS]`` in ms.
-        segments: slopes of every segment, ``[segments, groups, COLUMNS]`` in ms.
-        floors: launch floors of the groups, ``[segments, groups]`` in ms.
-        groups: lookup groups of the plan that gave the cut. It does not hold for plans that lack
-            any of these; empty if it holds for all plans.
-    """
-
-    constant: float
-    even: Array
-    segments: Array
-    floors: Array
-    groups: frozenset[int] = frozenset()
-
-    def at(self, loads: Array, launched: NDArray[np.bool_]) -> float:
-        """Return the least time of a plan in ms.
-
-        Args:
-            loads: loads of the ranks, ``[groups, ranks, COLUMNS]``.
-            launched: True where a rank has shards of a group, ``[groups, ranks]``.
-        """
-        times = np.einsum("sgc,grc->sr", self.segments, loads) + self.floors @ launched
-        even = float((self.even * loads.mean(axis=1)).sum())
-        return self.constant + even + float(times.max(axis=1).sum())
-
-    def is_like(self, other: CycleCut) -> bool:
-        """Return True if the cuts are equal up to rounding."""
-        if self.segments.shape != other.segments.shape:
-            return False
-        same = np.isclose(self.constant, other.constant) and np.allclose(self.even, other.even)
-        return bool(same) and np.allclose(self.segments, other.segments)
 
 
 @dataclass(frozen=True)

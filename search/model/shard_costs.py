@@ -1,7 +1,7 @@
 """Costs of every shard under cycle cuts as an array ``[shards, columns]``.
 
 A cut is a constant, an even part, and a sum over segments of the maximum over the ranks
-(`search.model.cut_model.CycleCut`). Each distinct segment is a column.
+(`search.model.cycle_cut.CycleCut`). Each distinct segment is a column.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.loads import COLUMNS, Kinds
-from search.model.cut_model import CycleCut
+from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective
 from search.space.option import ChoicesInUse, Option
 

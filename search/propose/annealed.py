@@ -27,7 +27,7 @@ from search.bound.exchange_set import ExchangeSet
 from search.candidate import Candidate, rank_distinct
 from search.improve.annealing import Annealer, AnnealingTask, load_kernel
 from search.improve.merges import ExchangeMerges
-from search.model.cut_model import CycleCut
+from search.model.cycle_cut import CycleCut
 from search.objective import Assignment
 from search.partitioner import GreedyPartitioner
 from search.space.option import Option

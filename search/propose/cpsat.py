@@ -18,7 +18,8 @@ from ortools.sat.python import cp_model
 from search.candidate import Candidate
 from search.improve.cycle_cuts import critical_cut
 from search.in_use.moves import keep_shards_in_place
-from search.model.cut_model import CutModel, CycleCut, OptionLoads
+from search.model.cut_model import CutModel, OptionLoads
+from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective, apply
 from search.propose.rescue import rescue
 from search.reproducible import reproducible_solver, run

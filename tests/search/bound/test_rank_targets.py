@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from ortools.sat.python import cp_model
 
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints
 from search.bound.lower_bound import LowerBound
+from search.bound.program import Branch
 from search.reproducible import reproducible_solver, run
 from tests.quick import quick_first
 from tests.search.bound.plans_of_sets import (
@@ -42,6 +44,25 @@ def test_it_stays_below_the_best_plan(
     before = bound.solve(3000, 1.5 * best)
     after = bound.tighten(3000, 1.5 * best, 1.0, lambda _: False)
     assert before <= after <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", quick_first(2, range(8)))
+def test_targets_count_the_plans_of_all_branches(seed: int) -> None:
+    """Even if the fastest plan of a set is in the last one."""
+    objective = roomy_objective(seed, 65536, ONE_HOST)
+    results = sets_with_plans(objective, seed)
+    for exchange_set in dict.fromkeys(s for s, _, _ in results):
+        members = [(ms, plan) for s, plan, ms in results if s is exchange_set]
+        best, fastest = min(members, key=lambda member: member[0])
+        options = [option for option, _ in fastest]
+        chosen = np.array([choice.option in options for choice in exchange_set.choices])
+        mixed = np.diff(exchange_set.first, append=len(chosen)).argmax()  # the most choices
+        mine = exchange_set.program.table == mixed
+        branches = [Branch(~(chosen & mine)), Branch(chosen | ~mine)]
+        while not exchange_set.is_settled and exchange_set.proven <= best:
+            with_bounds = [(exchange_set.proven, branch) for branch in branches]
+            exchange_set.place_ranks(with_bounds, 2 * best, 0.5, lambda: 1e9)
+        assert exchange_set.proven <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", quick_first(3, range(12)))
@@ -101,5 +122,6 @@ def test_without_a_cut_a_plan_tells_the_first_one() -> None:
     exchange_set, _, ms = sets_with_plans(objective, 0)[0]
     targets = exchange_set.targets_of_ranks()
     targets.cuts.clear()
-    refuted, _ = targets.refute(1.1 * ms, 0.0, 1.0, lambda: 1e9)
+    every = np.ones(len(targets.choices), dtype=bool)
+    refuted, _ = targets.refute(1.1 * ms, every, 0.0, 1.0, lambda: 1e9)
     assert not refuted

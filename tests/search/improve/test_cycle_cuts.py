@@ -10,7 +10,7 @@ import pytest
 
 from predictor.hardware.schema import HardwareProfile
 from search.improve.cycle_cuts import critical_cut
-from search.model.cut_model import CycleCut
+from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective
 from tests.search.problems import (
     CPU,

@@ -13,7 +13,8 @@ from ortools.sat.python import cp_model
 from predictor.cost.loads import Load
 from predictor.model.workload import Constraints
 from search.improve.cycle_cuts import critical_cut
-from search.model.cut_model import UNITS_PER_MS, CutModel, CycleCut, OptionLoads
+from search.model.cut_model import UNITS_PER_MS, CutModel, OptionLoads
+from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective, Ranks
 from search.reproducible import reproducible_solver, run
 from search.space.option import AllowedPlacements, Option
