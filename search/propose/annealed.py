@@ -98,8 +98,8 @@ class AnnealedPlans:
         }
         candidates = [c for c, _ in origins if id(c) in origin]
         finalists = rank_distinct(candidates)[: params.finalists]
-        slowest_ms = (1 + params.apart) * finalists[0].iteration_ms
-        finalists = [c for c in finalists if c.iteration_ms <= slowest_ms]
+        apart = 1 + params.apart
+        finalists = [c for c in finalists if c.iteration_ms <= apart * finalists[0].iteration_ms]
         each = round((1 - params.first_share) * self.moves / max(1, params.finalists))
         numbered = enumerate(islice(cycle(finalists), params.finalists), len(sets))
         pieces = [
