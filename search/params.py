@@ -67,9 +67,9 @@ class SearchParams:
         alike: fraction of a GPU's memory by which the fullest GPUs of similar plans may differ,
             >= 0.
         prove_effort: multiple of the bound's work for a full proof, >= 1.
-        baselines_time, bound_time, annealing_time: fraction of the remaining time that a stage may
-            take under a time limit, in (0, 1); the choice needs the first, proposers on request and
-            scenarios get the last.
+        baselines_time, bound_time, sets_time, annealing_time: fraction of the remaining time that a
+            stage may take under a time limit, in (0, 1); the choice needs the first, choosing sets
+            is a part of annealing, proposers on request and scenarios get the last.
     """
 
     bound_steps: int = 1000
@@ -115,6 +115,7 @@ class SearchParams:
     prove_effort: float = 20.0
     baselines_time: float = 0.15
     bound_time: float = 1 / 3
+    sets_time: float = 0.15
     annealing_time: float = 0.6
 
     def __post_init__(self) -> None:

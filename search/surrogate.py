@@ -48,15 +48,16 @@ class Surrogate:
         """Return the lookup group of an option in the scorer."""
         return self._group_of(option)[0]
 
-    def kinds(self, option: Option) -> tuple[Array, Kinds]:
-        """Return the loads of the kinds of shards of an option, ``[kinds, COLUMNS]``, and the kind
-        of every shard, ``[shards]``."""
-        return self._loads_of(option), self._group_of(option)[2]
+    def kinds(self, option: Option) -> tuple[int, Array, Kinds]:
+        """Return the lookup group of an option, the loads of its kinds of shards, ``[kinds,
+        COLUMNS]``, and the kind of every shard, ``[shards]``."""
+        group, _, kinds = self._group_of(option)
+        return group, self._loads_of(option), kinds
 
     def shard_loads(self, option: Option) -> tuple[int, Array]:
         """Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
-        loads, kinds = self.kinds(option)
-        return self.group(option), loads[kinds]
+        group, loads, kinds = self.kinds(option)
+        return group, loads[kinds]
 
     def _phases_of_kinds(self, option: Option) -> Array:
         """Return the phase times of every kind of shard, ``[kinds, PHASES]`` in ms."""

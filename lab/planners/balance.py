@@ -8,10 +8,12 @@ ranks' times, in the compiled loop that annealing has.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from search.model.shard_costs import ShardCosts, ShardModel
 from search.objective import Assignment, Objective
 from search.partitioner import Costs
+from search.space.option import Option
 
 MOVES = 2_000
 """Proposals, for every table, of each round."""
@@ -35,7 +37,12 @@ def balance(objective: Objective, costs: Costs, assignment: Assignment) -> Assig
         return assignment
     options = [[option] for option, _ in assignment]
     within = objective.beside(assignment)
-    model = ShardModel(within, options, lambda option: (0, costs.phases(option)), free)
+
+    def kinds_of(option: Option) -> tuple[int, NDArray[np.float64], NDArray[np.int32]]:
+        phases = costs.phases(option)
+        return 0, phases, np.arange(len(phases), dtype=np.int32)
+
+    model = ShardModel(within, options, kinds_of, free)
     phases = model.loads.shape[1]
     nothing = np.zeros((phases, model.groups))
     even, ones = np.zeros((len(options), 1)), np.ones((1, phases))

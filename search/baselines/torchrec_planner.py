@@ -28,7 +28,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,6 +46,9 @@ from predictor.units import GIB
 from search.baselines.torchrec_memory import torchrec_memory
 from search.space.enumerate import enumerate_space
 from search.space.option import Option, Partition, place
+
+Ints = NDArray[np.int64]
+Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,6 @@ class CostedOption:
         return len(self.hbm)
 
     @cached_property
-    def uniform(self) -> bool:
-        """Every rank has a shard."""
-        return self.option.partition is Partition.UNIFORM
-
-    @cached_property
     def smallest(self) -> tuple[int, int]:
         """Least bytes of HBM and of host memory of a shard."""
         return min(self.hbm), min(self.ddr)
@@ -104,9 +102,10 @@ class CostedOption:
         """Bytes of every shard, ``[hbm or ddr, shards]``."""
         return np.array([self.hbm, self.ddr])
 
-
-Key = tuple[float, int, int]
-"""What ranks are ordered by: cost, what breaks ties, and the rank itself."""
+    @cached_property
+    def uniform(self) -> bool:
+        """Every rank has a shard."""
+        return self.option.partition is Partition.UNIFORM
 
 
 class NoRoomError(Exception):
@@ -117,134 +116,105 @@ class RankState:
     """Room left and cost so far on every rank."""
 
     def __init__(self, topology: Topology) -> None:
-        self.hbm = list(topology.hbm_cap_bytes)
-        self.ddr = list(topology.ddr_cap_bytes)
-        self.local = topology.local_world_size
-        self.perf = [Perf(0.0, 0.0, 0.0, 0.0)] * topology.world_size
-        self.total = [0.0] * topology.world_size
-        self.hosts = [
-            range(first, first + topology.intra_group_size)
-            for first in range(0, topology.world_size, topology.intra_group_size)
-        ]
-        self.host_of = [host for host, ranks in enumerate(self.hosts) for _ in ranks]
-        self.host_costs = [0.0] * len(self.hosts)
-        self.changed_hosts: set[int] = set()
-
-    def put_everywhere(self, choices: Sequence[CostedOption]) -> None:
-        """Place choices with a shard on every rank while no rank has anything else, or
-        `NoRoomError`: all ranks have the same cost."""
-        room = np.array([self.hbm, self.ddr])
-        for choice in choices:
-            room -= choice.shard_bytes
-            self.perf[0] = _added(self.perf[0], choice.perf)
-        if (room < 0).any():
-            raise NoRoomError
-        self.hbm, self.ddr = room.tolist()
-        self.perf = [self.perf[0]] * len(self.perf)
-        self.total = [_total(self.perf[0])] * len(self.perf)
-        self.changed_hosts.update(range(len(self.hosts)))
-
-    def hosts_by_cost(self) -> list[range]:
-        """`_sort_devices_by_perf`: intra groups, the cheapest first."""
-        for host in self.changed_hosts:
-            self.host_costs[host] = _plain_sum(self.total[rank] for rank in self.hosts[host])
-        self.changed_hosts.clear()
-        order = sorted(range(len(self.hosts)), key=self.host_costs.__getitem__)
-        return [self.hosts[host] for host in order]
-
-    def fits(self, choice: CostedOption, shard: int, rank: int) -> bool:
-        """The shard has room on the rank."""
-        return choice.hbm[shard] <= self.hbm[rank] and choice.ddr[shard] <= self.ddr[rank]
+        local, world = topology.local_world_size, topology.world_size
+        self.hbm, self.ddr = np.array([topology.hbm_cap_bytes, topology.ddr_cap_bytes])
+        self.perf, self.total = [Perf(0.0, 0.0, 0.0, 0.0)] * world, np.zeros(world)
+        self.everyone = np.array(sorted(range(world), key=lambda rank: (rank % local, rank)))
+        """Ranks in the order in which TorchRec breaks ties: it goes round the hosts."""
 
     def put(self, choice: CostedOption, shard: int, rank: int) -> None:
         """Place a shard. Parts of the cost are summed one by one, as TorchRec does."""
         self.hbm[rank] -= choice.hbm[shard]
         self.ddr[rank] -= choice.ddr[shard]
         self.perf[rank] = _added(self.perf[rank], choice.perf)
-        self.total[rank] = _total(self.perf[rank])
-        self.changed_hosts.add(self.host_of[rank])
-
-    def key(self, rank: int) -> Key:
-        """Ranks of the least cost first; ties go round the hosts."""
-        return self.total[rank], rank % self.local, rank
-
-    def heap(self, ranks: Iterable[int]) -> list[Key]:
-        """Ranks by their keys, as a heap."""
-        found = [self.key(rank) for rank in ranks]
-        heapq.heapify(found)
-        return found
+        self.total[rank] = self.perf[rank].total
 
     @contextmanager
     def undone_without_room(self) -> Iterator[None]:
         """Undo the placements made in this context if a shard fits nowhere."""
-        saved = self.hbm[:], self.ddr[:], self.perf[:], self.total[:]
+        saved = self.hbm.copy(), self.ddr.copy(), self.perf[:], self.total.copy()
         try:
             yield
         except NoRoomError:
             self.hbm, self.ddr, self.perf, self.total = saved
-            self.changed_hosts.update(range(len(self.hosts)))
             raise
 
-    def put_all(self, choice: CostedOption, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Shard ``i`` on ``ranks[i]``, or `NoRoomError` with nothing placed."""
+    def put_everywhere(self, choices: Sequence[CostedOption]) -> None:
+        """Place choices with a shard on every rank while no rank has anything else: all ranks
+        then have the same cost.
+
+        Raises:
+            NoRoomError: they do not fit.
+        """
+        perf = self.perf[0]
+        for choice in choices:
+            self.hbm -= choice.shard_bytes[0]
+            self.ddr -= choice.shard_bytes[1]
+            perf = _added(perf, choice.perf)
+        if (self.hbm < 0).any() or (self.ddr < 0).any():
+            raise NoRoomError
+        self.perf, self.total[:] = [perf] * len(self.perf), perf.total
+
+    def put_all(self, choice: CostedOption, ranks: Sequence[int]) -> Ranks:
+        """Place shard ``i`` on ``ranks[i]``.
+
+        Raises:
+            NoRoomError: one does not fit; nothing is placed.
+        """
         with self.undone_without_room():
             for shard, rank in enumerate(ranks):
-                if not self.fits(choice, shard, rank):
+                if choice.hbm[shard] > self.hbm[rank] or choice.ddr[shard] > self.ddr[rank]:
                     raise NoRoomError
                 self.put(choice, shard, rank)
         return tuple(ranks)
 
-    def put_on_cheapest(self, choice: CostedOption, heap: list[Key]) -> tuple[int, ...]:
-        """`_device_partition`: every shard to the cheapest rank that has room, or `NoRoomError`.
+    def put_on_cheapest(self, choice: CostedOption, ranks: Ints) -> Ranks:
+        """`_device_partition`: place every shard on the cheapest of the ranks that has room.
 
         Args:
-            heap: keys of the ranks that may be used, and old keys; kept up to date.
+            ranks: in the order of `everyone`.
+
+        Raises:
+            NoRoomError: one does not fit.
         """
         placed = []
         for shard in range(choice.count):
-            full = []
-            while heap:
-                key = heap[0]
-                rank, is_old = key[2], key != self.key(key[2])
-                if not is_old and self.fits(choice, shard, rank):
-                    break
-                heapq.heappop(heap)
-                if not is_old:
-                    full.append(key)
-            if not heap:
+            room = (self.hbm[ranks] >= choice.hbm[shard]) & (self.ddr[ranks] >= choice.ddr[shard])
+            free = ranks[room]
+            if not free.size:
                 raise NoRoomError
-            self.put(choice, shard, rank)
-            heapq.heapreplace(heap, self.key(rank))
-            for key in full:
-                heapq.heappush(heap, key)
-            placed.append(rank)
+            placed.append(int(free[self.total[free].argmin()]))
+            self.put(choice, shard, placed[-1])
         return tuple(placed)
 
 
-def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple[int, ...]]:
-    """Ranks of every shard of every choice; raises `NoRoomError`."""
+def partition(choices: Sequence[CostedOption], topology: Topology) -> list[Ranks]:
+    """Return the ranks of every shard of every choice; raises `NoRoomError`."""
     ranks = RankState(topology)
-    placed: list[tuple[int, ...]] = [()] * len(choices)
-    everyone = tuple(range(topology.world_size))
+    placed: list[Ranks] = [()] * len(choices)
+    rest = [i for i, choice in enumerate(choices) if not choice.uniform]
+    rest.sort(key=lambda i: (choices[i].sum_hbm, choices[i].sum_ddr), reverse=True)
     uniform = [i for i, choice in enumerate(choices) if choice.uniform]
     ranks.put_everywhere([choices[i] for i in uniform])
     for i in uniform:
-        placed[i] = everyone
-    rest = [i for i, choice in enumerate(choices) if not choice.uniform]
-    rest.sort(key=lambda i: (choices[i].sum_hbm, choices[i].sum_ddr), reverse=True)
-    heap: list[Key] | None = None
+        placed[i] = tuple(range(topology.world_size))
     for i in rest:
         choice = choices[i]
         if choice.option.partition is Partition.DEVICE:
-            heap = ranks.heap(everyone) if heap is None else heap
-            placed[i] = ranks.put_on_cheapest(choice, heap)
+            placed[i] = ranks.put_on_cheapest(choice, ranks.everyone)
+        elif choice.option.partition is Partition.HOST:
+            placed[i] = _by_host(choice, ranks, topology)
         else:
-            by_group = choice.option.partition is Partition.HOST
-            placed[i] = _by_host(choice, ranks) if by_group else _by_hosts(choice, ranks, topology)
-            if heap is not None:
-                for rank in placed[i]:
-                    heapq.heappush(heap, ranks.key(rank))
+            placed[i] = _by_hosts(choice, ranks, topology)
     return placed
+
+
+def _hosts_by_cost(ranks: RankState, topology: Topology) -> list[range]:
+    """`_sort_devices_by_perf`: intra groups, the cheapest first."""
+    size = topology.intra_group_size
+    # `cumsum` adds one by one, as TorchRec does; other sums round differently, and ties are exact
+    costs = ranks.total.reshape(-1, size).cumsum(axis=1)[:, -1]
+    return [range(g * size, (g + 1) * size) for g in costs.argsort(kind="stable").tolist()]
 
 
 def _added(a: Perf, b: Perf) -> Perf:
@@ -252,36 +222,23 @@ def _added(a: Perf, b: Perf) -> Perf:
     return Perf(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
 
 
-def _total(perf: Perf) -> float:
-    """Sum the parts of a rank's cost, in TorchRec's order."""
-    return perf[0] + perf[2] + perf[1] + perf[3]
-
-
-def _plain_sum(values: Iterable[float]) -> float:
-    """Added one by one: `sum` compensates rounding from Python 3.12 on, and ties are exact here."""
-    total = 0.0
-    for value in values:
-        total += value
-    return total
-
-
-def _by_host(choice: CostedOption, ranks: RankState) -> tuple[int, ...]:
+def _by_host(choice: CostedOption, ranks: RankState, topology: Topology) -> Ranks:
     """`_cohost_partition`: all shards within the cheapest group that has room."""
-    for host in ranks.hosts_by_cost():
-        room_hbm = sum(ranks.hbm[r] for r in host)
-        room_ddr = sum(ranks.ddr[r] for r in host)
-        if choice.sum_hbm > room_hbm or choice.sum_ddr > room_ddr:
+    for host in _hosts_by_cost(ranks, topology):
+        hbm, ddr = sum(ranks.hbm[host].tolist()), sum(ranks.ddr[host].tolist())
+        if choice.sum_hbm > hbm or choice.sum_ddr > ddr:
             continue
         with suppress(NoRoomError), ranks.undone_without_room():
             if choice.option.sharding_type is ShardingType.TABLE_ROW_WISE:
                 return ranks.put_all(choice, host)
-            return ranks.put_on_cheapest(choice, ranks.heap(host))
+            inside = np.isin(ranks.everyone, host)
+            return ranks.put_on_cheapest(choice, ranks.everyone[inside])
     raise NoRoomError
 
 
-def _by_hosts(choice: CostedOption, ranks: RankState, topology: Topology) -> tuple[int, ...]:
+def _by_hosts(choice: CostedOption, ranks: RankState, topology: Topology) -> Ranks:
     """`_multi_hosts_partition`: a run of groups in order of cost, round robin if too few."""
-    hosts = ranks.hosts_by_cost()
+    hosts = _hosts_by_cost(ranks, topology)
     blocks = choice.count // topology.intra_group_size
     starts = range(1) if blocks >= len(hosts) else range(len(hosts) - blocks + 1)
     for start in starts:
@@ -354,9 +311,9 @@ class CostModel:
             return self._data_parallel(table, option.compute_kernel)
         bw = self._kernel_bw(option.compute_kernel, option.cache_load_factor)
         if option.sharding_type is ShardingType.ROW_WISE:
-            return self._row_wise(table, columns, bw)
+            return self._by_row(table, columns, bw, self.topology.world_size)
         if option.sharding_type in (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD):
-            return self._table_row_wise(table, columns, bw)
+            return self._by_row(table, columns, bw, self.topology.intra_group_size)
         return self._table_wise(table, columns, bw)
 
     def _ids(self, table: Table) -> float:
@@ -415,36 +372,23 @@ class CostModel:
         wire = self._wire_bw(world, self.topology.local_world_size)
         return Perf(forward, sent / wire, backward, returned / wire)
 
-    def _row_wise(self, table: Table, columns: int, bw: float) -> Perf:
+    def _by_row(self, table: Table, columns: int, bw: float, parts: int) -> Perf:
+        """Cost of a shard where ``parts`` ranks share the rows: all of them, or a group's."""
         world = self.topology.world_size
-        size, sent, returned = self._by_row(table, columns, world)
-        forward, backward = self._compute(table, size + sent, bw)
-        wire = self._wire_bw(world, self.topology.local_world_size)
-        copied = returned * BATCHED_COPY / bw
-        return Perf(forward, sent / wire, backward, returned / wire + copied)
-
-    def _by_row(self, table: Table, columns: int, parts: int) -> tuple[float, float, float]:
-        """Bytes read, sent forward and sent backward when ``parts`` ranks share the rows."""
-        world = self.topology.world_size
+        groups, local = world // parts, min(parts, self.topology.local_world_size)
         ids, outputs = self._ids(table), self._outputs(table)
-        read = self._input_bytes(table, ids / parts * world)
-        lookups = ids / parts * world * columns * table.element_bytes
+        size = self._input_bytes(table, ids / parts * world)
+        size += ids / parts * world * columns * table.element_bytes  # type: ignore[assignment]
         written = outputs * world if table.is_pooled else outputs / parts * world
-        sent = written * columns * self._comm_bytes(table, backward=False)
-        returned = written * columns * self._comm_bytes(table, backward=True)
-        return read + lookups, sent, returned
-
-    def _table_row_wise(self, table: Table, columns: int, bw: float) -> Perf:
-        group, groups = self.topology.intra_group_size, self.topology.groups
-        size, sent, returned = self._by_row(table, columns, group)
+        forward_bytes = self._comm_bytes(table, backward=False)
+        backward_bytes = self._comm_bytes(table, backward=True)
+        sent, returned = written * columns * forward_bytes, written * columns * backward_bytes
         forward, backward = self._compute(table, size + sent, bw)
-        wire = self._wire_bw(group, min(group, self.topology.local_world_size))
-        across, back = 0.0, 0.0
+        wire, across, back = self._wire_bw(parts, local), 0.0, 0.0
         if groups > 1:
-            outputs = self._outputs(table) * groups * columns
             inter = self._wire_bw(groups, 1)
-            across = outputs * self._comm_bytes(table, backward=False) / inter
-            back = outputs * self._comm_bytes(table, backward=True) / inter
+            across = outputs * groups * columns * forward_bytes / inter
+            back = outputs * groups * columns * backward_bytes / inter
         copied = returned * BATCHED_COPY / bw
         return Perf(forward, sent / wire + across, backward, back + returned / wire + copied)
 
@@ -596,7 +540,7 @@ class BestProposal:
         self.topology = topology
         self.rating = math.inf
         self.choices: list[CostedOption] | None = None
-        self.ranks: list[tuple[int, ...]] = []
+        self.ranks: list[Ranks] = []
         self.cut_short = False
         self._room = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
         self._largest = max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)
@@ -622,7 +566,7 @@ class BestProposal:
             self.rating, self.choices, self.ranks = rating, choices, ranks
 
 
-def _rate(choices: Sequence[CostedOption], ranks: Sequence[tuple[int, ...]], world: int) -> float:
+def _rate(choices: Sequence[CostedOption], ranks: Sequence[Ranks], world: int) -> float:
     """`NoopPerfModel.rate`: the largest sum of shard costs on a rank, in ms."""
     load = [0.0] * world
     for choice, where in zip(choices, ranks, strict=True):

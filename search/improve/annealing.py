@@ -93,7 +93,7 @@ class Annealer:
                 in_groups = [
                     [o for o in table if surrogate.group(o) in groups] for table in options
                 ]
-                model = ShardModel(within, in_groups, surrogate.shard_loads, self.free)
+                model = ShardModel(within, in_groups, surrogate.kinds, self.free)
             # cuts do not hold for plans with other exchanges
             same_groups = [known for known in recent_cuts if known.groups == groups]
             recent_cuts = [*same_groups[1 - params.cuts :], cut] if params.cuts > 1 else [cut]

@@ -1,7 +1,7 @@
 """Costs of every shard under cycle cuts as an array ``[shards, columns]``.
 
 A cut is a constant, an even part, and a sum over segments of the maximum over the ranks
-(`search.model.cut_model.CycleCut`). Each distinct segment is a column.
+(`search.model.cycle_cut.CycleCut`). Each distinct segment is a column.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.loads import COLUMNS
+from predictor.cost.loads import COLUMNS, Kinds
 from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective
 from search.space.option import ChoicesInUse, Option
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
-LoadsOf = Callable[[Option], tuple[int, Array]]
-"""Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
+KindsOf = Callable[[Option], tuple[int, Array, Kinds]]
+"""Lookup group of an option, the loads of its kinds of shards, ``[kinds, COLUMNS]``, and the kind
+of every shard, ``[shards]``."""
 
 ALIKE = 1e-2
 """Relative difference up to which two segments are one column."""
+BLOCK = 1024
+"""Number of options whose shards are summed at a time: on many ranks each has thousands."""
 
 
 class ShardCosts(NamedTuple):
@@ -102,7 +105,7 @@ class ShardModel:
     Args:
         objective: objective with the memory limits of shards.
         options: options of every table; each has a legal placement.
-        loads_of: returns the loads of an option.
+        kinds_of: returns the loads of an option's shards.
         free: tables that may change.
     """
 
@@ -110,21 +113,24 @@ class ShardModel:
         self,
         objective: Objective,
         options: Sequence[Sequence[Option]],
-        loads_of: LoadsOf,
+        kinds_of: KindsOf,
         free: Sequence[int],
     ) -> None:
         self.options = [option for table in options for option in table]
         self.number = {id(option): i for i, option in enumerate(self.options)}
         self.world = objective.problem.topology.world_size
-        grouped_loads = [loads_of(option) for option in self.options]
-        self.group = np.array([group for group, _ in grouped_loads])
-        loads = np.concatenate([loads for _, loads in grouped_loads])
-        counts = np.array([len(loads) for _, loads in grouped_loads])
-        self.first_shard = np.concatenate([[0], np.cumsum(counts)])
-        memory = np.concatenate([objective.shard_memory(option) for option in self.options])
-        group = np.repeat(self.group, counts)
-        shards, distinct = _distinct(np.concatenate([loads, memory, group[:, None]], axis=1))
-        self.loads, self.group_of_shard = loads[shards], group[shards]
+        by_option = [kinds_of(option) for option in self.options]
+        self.group = np.array([group for group, _, _ in by_option])
+        self.loads = np.concatenate([loads for _, loads, _ in by_option])
+        counts = np.array([len(loads) for _, loads, _ in by_option])
+        self.group_of_kind = np.repeat(self.group, counts)
+        shards = np.array([len(kinds) for _, _, kinds in by_option])
+        self.first_shard = np.concatenate([[0], np.cumsum(shards)])
+        distinct = np.concatenate([kinds for _, _, kinds in by_option])
+        memory = [
+            objective.shard_memory(option)[np.unique(kinds, return_index=True)[1]]
+            for option, (_, _, kinds) in zip(self.options, by_option, strict=True)
+        ]
         self.groups = len(objective.scorer.groups)
         legal = [objective.legal(option) for option in self.options]
         self.pools: dict[tuple[tuple[int, ...], ...], int] = {}
@@ -156,9 +162,9 @@ class ShardModel:
             width=width,
             ranks=np.array([r for pool in self.alternatives for ranks in pool for r in ranks]),
             at_rank=at_rank,
-            distinct=distinct,
+            distinct=distinct + np.repeat(np.cumsum(counts) - counts, shards),
             # numba compiles the kernel anew for arrays of another order
-            memory=np.ascontiguousarray(memory[shards]),
+            memory=np.ascontiguousarray(np.concatenate(memory)),
             caps=np.ascontiguousarray(objective.caps.T),
             local=objective.problem.topology.intra_group_size,
             unit=max(1.0, 0.01 * float(objective.caps.max())),
@@ -236,6 +242,15 @@ class ShardModel:
             plan.append((self.options[option], ranks))
         return tuple(plan)
 
+    def _summed(self, of_kinds: Array) -> Array:
+        """Sum values ``[kinds, columns]`` over the shards of every option."""
+        first, sums = self.first_shard, []
+        for begin in range(0, len(self.options), BLOCK):
+            part = first[begin : begin + BLOCK + 1]
+            values = of_kinds[self.space.distinct[part[0] : part[-1]]]
+            sums.append(np.add.reduceat(values, part[:-1] - part[0], axis=0))
+        return np.concatenate(sums)
+
     def costs(self, cuts: Sequence[CycleCut]) -> ShardCosts:
         """Return the costs of all shards under some cuts."""
         size, count = self.groups * (COLUMNS + 1), sum(len(cut.segments) for cut in cuts)
@@ -255,22 +270,13 @@ class ShardModel:
         work = np.empty((len(self.loads), len(slopes)))
         evens = np.empty((len(self.loads), len(cuts)))
         for group in np.unique(self.group).tolist():
-            mine = self.group_of_shard == group
+            mine = self.group_of_kind == group
             work[mine] = self.loads[mine] @ of_groups[:, group].T
             evens[mine] = self.loads[mine] @ even_of[:, group].T
         return ShardCosts(
             work=np.maximum(work, 0.0),
-            even=np.add.reduceat(evens[self.space.distinct], self.first_shard[:-1], axis=0),
+            even=self._summed(evens),
             floors=np.ascontiguousarray(floors),
             member=np.ascontiguousarray(member[:, : len(slopes)]),
             constants=np.array([cut.constant for cut in cuts]),
         )
-
-
-def _distinct(rows: Array) -> tuple[Ints, Ints]:
-    """Return where each of the distinct rows first occurs, and which of them every row equals."""
-    rows = np.ascontiguousarray(rows)
-    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    return first[order], np.argsort(order)[which]

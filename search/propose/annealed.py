@@ -32,6 +32,7 @@ from search.objective import Assignment
 from search.partitioner import GreedyPartitioner
 from search.space.option import Option
 from search.state import State, Tools
+from search.stop import Late
 
 UNEVEN = (0.0, 0.1, 0.3, 0.6)
 """Excess of busy ranks over the mean load, as multiples of it, at which cycles are sought."""
@@ -97,8 +98,8 @@ class AnnealedPlans:
         }
         candidates = [c for c, _ in origins if id(c) in origin]
         finalists = rank_distinct(candidates)[: params.finalists]
-        slowest_ms = (1 + params.apart) * best_ms
-        finalists = [c for c in finalists if c.iteration_ms <= slowest_ms]
+        apart = 1 + params.apart
+        finalists = [c for c in finalists if c.iteration_ms <= apart * finalists[0].iteration_ms]
         each = round((1 - params.first_share) * self.moves / max(1, params.finalists))
         numbered = enumerate(islice(cycle(finalists), params.finalists), len(sets))
         pieces = [
@@ -253,9 +254,12 @@ class AnnealedPlans:
             if _most_exchanges(exchange_set) <= self.params.few
         ]
         chosen: list[ExchangeSet] = []
+        late = self.stop.part(self.params.sets_time)
         many = self.params.set_choices // len(self.bound.choices.all)
         most, steps = max(self.params.sets, many), min(self.params.set_steps, max(2, many // 4))
-        turns = zip_longest(*(self._cheapest(part[:most], best_ms, steps) for part in (sets, few)))
+        turns = zip_longest(
+            *(self._cheapest(part[:most], best_ms, steps, late) for part in (sets, few))
+        )
         for exchange_set in chain.from_iterable(turns):
             if exchange_set is not None and exchange_set not in chosen:
                 chosen.append(exchange_set)
@@ -264,7 +268,7 @@ class AnnealedPlans:
         return chosen
 
     def _cheapest(
-        self, sets: Sequence[ExchangeSet], best_ms: float, steps: int
+        self, sets: Sequence[ExchangeSet], best_ms: float, steps: int, is_late: Late
     ) -> Iterator[ExchangeSet]:
         """Yield sets by the bounds of their own programs, refined here as needed.
 
@@ -273,6 +277,7 @@ class AnnealedPlans:
 
         Args:
             steps: most refinements of a set.
+            is_late: returns True once the time for this is up.
         """
         refinements = max(self.params.sets, self.params.bound_steps)
         waiting = [(exchange_set.proven, number, steps) for number, exchange_set in enumerate(sets)]
@@ -281,7 +286,7 @@ class AnnealedPlans:
         while waiting:
             _, number, steps_left = heapq.heappop(waiting)
             exchange_set = sets[number]
-            ended = ended or not refinements or self.time_is_up()
+            ended = ended or not refinements or is_late()
             if not steps_left or ended:
                 if exchange_set.relaxation is not None:
                     yield exchange_set

@@ -40,7 +40,7 @@ def a_model(objective: Objective, surrogate: Surrogate) -> ShardModel:
     options = objective.space.options
     for option in objective.space.every_option:
         surrogate.shard_loads(option)
-    return ShardModel(objective, options, surrogate.shard_loads, range(len(options)))
+    return ShardModel(objective, options, surrogate.kinds, range(len(options)))
 
 
 @pytest.mark.parametrize("seed", range(6))
