@@ -27,6 +27,8 @@ AMPLE = 0.8
 plan's peak: of random plans of the models in configs/models, on five kinds and numbers of GPUs, no
 peak was higher than the shards by more than 0.12 of the limit. A plan that is returned is simulated
 in any case (`search.peak`)."""
+MOST_REMEMBERED = 1 << 21
+"""Ranks whose bytes are remembered for a choice of a table, over all choices."""
 Ranks = tuple[int, ...]
 Assignment = tuple[Choice, ...]
 """One plan: a choice for every table, in the workload's order."""
@@ -73,7 +75,8 @@ class Objective:
         self.fits_at_peak = lru_cache(maxsize=1 << 14)(self._fits_at_peak)
 
     def _remember_bytes(self) -> None:
-        self.footprint = lru_cache(maxsize=1 << 16)(self._footprint)
+        few = max(1, MOST_REMEMBERED // self.caps.shape[1])
+        self.footprint = lru_cache(maxsize=few)(self._footprint)
         self.shard_memory = lru_cache(maxsize=1 << 16)(self._shard_memory)
 
     def over(self, space: Space) -> Objective:
@@ -200,7 +203,12 @@ class Objective:
 
     def memory(self, choices: Sequence[Choice]) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that a plan, or some of its tables, take."""
-        used = np.sum([self.footprint(*choice) for choice in choices], axis=0)
+        used = np.zeros_like(self.caps)
+        if choices:
+            ranks = np.fromiter(chain.from_iterable(r for _, r in choices), dtype=np.intp)
+            sizes = np.concatenate([self.shard_memory(option) for option, _ in choices])
+            for of_kind, taken in zip(used, sizes.T, strict=True):  # exact: whole numbers
+                of_kind += np.bincount(ranks, taken, len(of_kind))
         cached = chain.from_iterable(starmap(self.in_cache, choices))
         for rank, more in sharing_bytes(cached).items():
             used[0, rank] += more

@@ -34,8 +34,12 @@ class SearchParams:
             failed, > 0.
         sets: exchange sets that plans are made from, >= 0; half of them with few exchanges.
         set_steps: most refinements of a set's program before plans are made from it, >= 1.
+        set_choices: choices of all sets that are refined so, >= 1: with many choices the sets with
+            the lowest bounds of their families are, fewer times.
         few: most exchanges of a module in a set with few exchanges, >= 1.
         finalists: plans that are annealed to the end, >= 0.
+        apart: fraction by which a finalist may be slower than the best one, >= 0; with fewer of
+            them, each is annealed several times.
         merges: times that all tables of one exchange may join another of their module, >= 0.
         first_share: fraction of the moves spent on the sets before the finalists are chosen, in
             (0, 1).
@@ -44,6 +48,9 @@ class SearchParams:
         least_window, most_window: range of that fraction, in (0, inf).
         rounds: annealing rounds, >= 1; each ends with a score on the timeline.
         round_moves: fewest proposals of a round, >= 1; a score takes as long as thousands of them.
+        placing: fraction of a set's moves that place the options of its program's optimum, before
+            others are tried, in [0, 1).
+        warm: first temperature once they are placed, as a fraction of ``heat``, in (0, 1].
         heat, last_heat: first and last temperature, as a fraction of the time, > 0.
         scarce, scarce_heat: fraction of all memory that a set's optimum takes, in [0, 1], from
             which ``scarce_heat`` replaces ``heat``, > 0: shards swap only through plans that do not
@@ -55,7 +62,6 @@ class SearchParams:
         closed: optimality gap below which annealing stops, >= 0.
         large: tables times ranks above which scoring a plan is slow, >= 1.
         pool: plans compared under scenarios or examined for less memory, >= 1.
-        tie_of_error: fraction of the stated error of a time within which plans tie, >= 0.
         least_tie, most_tie: range of the tie as a fraction of the time, >= 0; a gain must exceed
             the first.
         alike: fraction of a GPU's memory by which the fullest GPUs of similar plans may differ,
@@ -67,9 +73,9 @@ class SearchParams:
     """
 
     bound_steps: int = 1000
-    moves: int = 45_000
-    least_moves: int = 1_200_000
-    most_moves: int = 6_000_000
+    moves: int = 90_000
+    least_moves: int = 2_400_000
+    most_moves: int = 12_000_000
     tie_moves: int = 200_000
     scenario_steps: int = 400
     cpsat_work: float = 12.0
@@ -77,15 +83,19 @@ class SearchParams:
     proof_work: float = 10.0
     sets: int = 8
     set_steps: int = 8
+    set_choices: int = 400_000
     few: int = 3
     finalists: int = 3
+    apart: float = 0.03
     merges: int = 20
     first_share: float = 0.4
     window: float = 10.0
     least_window: float = 0.04
     most_window: float = 0.3
     rounds: int = 16
-    round_moves: int = 100
+    round_moves: int = 1000
+    placing: float = 0.3
+    warm: float = 0.2
     heat: float = 1e-3
     last_heat: float = 2e-5
     scarce: float = 0.85
@@ -99,7 +109,6 @@ class SearchParams:
     closed: float = 5e-4
     large: int = 20_000
     pool: int = 96
-    tie_of_error: float = 0.2
     least_tie: float = 0.005
     most_tie: float = 0.02
     alike: float = 0.02

@@ -1,9 +1,10 @@
 """Choice among plans that the predictor cannot tell apart: the one a practitioner would ship.
 
-A plan ties if two times are within a tolerance (`tolerance_of`) of the least: its predicted time,
-and its mean time under draws of all costs' stated errors. The second rules out plans that launch
-twice as much, which are fast only if the host is as fast as predicted. Where the host sets the
-pace, thousands of plans tie; then the time of the devices alone must be within the tolerance, too.
+A plan ties if its predicted time is within the tolerance of the least, and if no other such plan
+is faster beyond what the stated errors of the costs could hide (`is_slower`). The second rules out
+plans that launch twice as much, which are fast only if the host is as fast as predicted, and plans
+that are slower by little but for sure. Where the host sets the pace, thousands of plans tie; then
+the time of the devices alone must be within the tolerance, too.
 
 Rules choose among plans that tie, in this order: least memory on the fullest GPU, fewest sharding
 types, fewest pieces of tables, smallest difference between the fullest and the emptiest GPU. Each
@@ -22,15 +23,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import OVERHEADS, GivenErrors, StratifiedErrors
+from predictor.cost.errors import OVERHEADS, Z_90, GivenErrors, StratifiedErrors
 from predictor.model.plan import ComputeKernel, ShardingType
-from predictor.predict import predict
 from search.candidate import Candidate, signature
 from search.improve.annealing import Annealer, AnnealingTask
 from search.improve.merges import ExchangeMerges
 from search.objective import Assignment, Objective, Rate, apply
 from search.params import SearchParams
-from search.problem import TieSummary
+from search.problem import ROUNDING, TieSummary
 from search.space.option import Option
 from search.surrogate import Surrogate
 
@@ -38,6 +38,9 @@ Array = NDArray[np.float64]
 
 TOLERANCE, MOST_TOLERANCE = SearchParams.least_tie, SearchParams.most_tie
 """Smallest and largest tolerance of a tie, as a fraction; a gain must also exceed the first."""
+TieRange = tuple[float, float]
+"""Smallest and largest share by which the errors of the costs may let a plan that ties be slower;
+equal where the user sets it."""
 NO_TIME = 1e-6
 """Factor on the host's times after which only the time of the devices counts."""
 MEMORY_TARGETS = (0.0, 0.25, 0.5, 0.75)
@@ -51,7 +54,7 @@ STARTS = 3
 FOUND_AMONG_TIES = "chosen among ties"
 DEVICE_TIME, EXPECTED_TIME = "device time", "expected time"
 DRAWS, DRAWS_SEED = 16, 2
-"""Draws of the costs' errors for the expected time; gains and scenarios use other seeds."""
+"""Draws of the costs' errors by which plans are compared; gains and scenarios use other seeds."""
 RULES = ("memory", "sharding types", "shards", "balance")
 
 
@@ -60,13 +63,25 @@ def no_host() -> GivenErrors:
     return GivenErrors({OVERHEADS: NO_TIME})
 
 
-def tolerance_of(objective: Objective, fastest: Candidate, params: SearchParams) -> float:
-    """Return the fraction by which a tied plan may be slower than the fastest one."""
-    problem = objective.problem
-    plan = objective.sharding_plan(fastest.assignment)
-    prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
-    error = prediction.interval_ms[1] / prediction.iteration_ms - 1
-    return min(params.most_tie, max(params.least_tie, params.tie_of_error * error))
+def is_slower(times: Array, rivals: Array, tolerance: TieRange) -> NDArray[np.bool_]:
+    """Return True for plans that a rival beats beyond what the errors of the costs could hide.
+
+    A plan ties as long as its mean excess over the rival's time, both under the same draws, is no
+    longer than the half-width of that excess's 90 % interval, which counts as at least the first
+    and at most the second share of the plan's mean time.
+
+    Args:
+        times, rivals: in ms under the same draws of the costs' errors, ``[plans, draws]``, 2 or
+            more draws.
+
+    Returns:
+        One value per plan of ``times``.
+    """
+    mean_ms = times.mean(axis=1)[:, None]
+    excess_ms = times[:, None, :] - rivals[None, :, :]
+    errors = Z_90 * excess_ms.std(axis=2, ddof=1) / mean_ms
+    slower = excess_ms.mean(axis=2) / mean_ms > np.clip(errors, *tolerance)
+    return np.asarray(slower.any(axis=1))
 
 
 def prefer(
@@ -75,7 +90,7 @@ def prefer(
     rate: Rate,
     ranked: Sequence[Candidate],
     limit: float,
-    tolerance: float,
+    tolerance: TieRange,
     params: SearchParams,
     moves: int = 0,
     ended: Callable[..., bool] = lambda *_: False,
@@ -86,7 +101,7 @@ def prefer(
         rate: measure that the search minimises.
         ranked: plans, best first; their ``iteration_ms`` holds that measure.
         limit: measure above which no plan ties.
-        tolerance: share by which the devices' time may be longer than the least, where the host
+        tolerance: of `is_slower`; its second share also limits the devices' time where the host
             sets the pace.
         moves: annealing proposals for each plan that is looked for; 0 if the measure is not a time.
         ended: returns True once the time for that is up.
@@ -152,6 +167,7 @@ class Ties:
         near: plans within the limit of the measure; some do not tie by the other two times.
         device_range_ms: least and most time of the devices alone, over the plans examined.
         device_limit: longest time of the devices alone that ties, in ms.
+        rivals: times of the plans that may beat others, ``[plans, draws]`` in ms under the draws.
     """
 
     def __init__(
@@ -161,7 +177,7 @@ class Ties:
         rate: Rate,
         ranked: Sequence[Candidate],
         limit: float,
-        tolerance: float,
+        tolerance: TieRange,
         params: SearchParams,
     ) -> None:
         self.objective, self.surrogate, self.rate = objective, surrogate, rate
@@ -176,7 +192,7 @@ class Ties:
         self.drawn = objective.under(draws)
         start = self.fastest.assignment
         self.device_range_ms, self.device_limit = (np.inf, 0.0), np.inf
-        self.expected_limit = np.inf
+        self.rivals: Array = np.empty((0, DRAWS))
         self.host_bound = bool(
             self.device_ms([start])[0] < objective.score([start])[0] * (1 - params.least_tie)
         )
@@ -186,10 +202,6 @@ class Ties:
         self.tied = {start: self.fastest.iteration_ms}
         leanest = sorted(known, key=self.rules.fullest)[: params.pool]
         self.tied |= {plan: known[plan] for plan in leanest}
-
-    def expected_ms(self, plans: Sequence[Assignment]) -> Array:
-        """Return the mean time of plans under draws of the costs' errors, ``[plans]``."""
-        return np.asarray(self.drawn(plans).mean(axis=1))
 
     def device_ms(self, plans: Sequence[Assignment]) -> Array:
         """Return the time of the devices alone for plans within the limit, ``[plans]``."""
@@ -204,7 +216,7 @@ class Ties:
         """Return the preferred plan; the fastest one if none is better."""
         if self.host_bound:
             self._limit_devices(moves, ended)
-        self._limit_expected()
+        self._drop_slower()
         if moves:
             self._with_less_memory(moves, ended)
             self._with_fewer_types(moves, ended)
@@ -226,8 +238,9 @@ class Ties:
         late = np.zeros(len(near), dtype=np.bool_)
         if self.device_limit < np.inf:
             late = self.device_ms([plan for plan, _ in near]) > self.device_limit
-        if self.expected_limit < np.inf:
-            late |= self.expected_ms([plan for plan, _ in near]) > self.expected_limit
+        if len(self.rivals):
+            times = self.drawn([plan for plan, _ in near])
+            late |= is_slower(times, self.rivals, self.tolerance)
         tied = {p: float(ms) for (p, ms), slow in zip(near, late, strict=True) if not slow}
         self.tied |= tied
         return bool(tied)
@@ -242,6 +255,8 @@ class Ties:
     ) -> list[Assignment]:
         """Return plans that fit and are fast by an objective."""
         rounds = round(self.part * self.params.rounds)
+        if not rounds:
+            return []
         task = AnnealingTask(start, options, moves, rounds, moves)
         same = objective.scorer is self.objective.scorer
         surrogate = self.surrogate if same else Surrogate(objective)
@@ -265,14 +280,15 @@ class Ties:
                 options = self.objective.space.options
                 self._add(self._anneal(devices, starts[i], options, moves, ended))
         times = dict(zip(self.tied, self.device_ms([*self.tied]).tolist(), strict=True))
-        self.device_limit = min(times.values()) * (1 + self.tolerance)
+        self.device_limit = min(times.values()) * (1 + self.tolerance[1])
         self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.device_limit}
 
-    def _limit_expected(self) -> None:
-        """Drop plans whose mean time over draws of the costs' errors is too long to tie."""
-        times = dict(zip(self.tied, self.expected_ms([*self.tied]).tolist(), strict=True))
-        self.expected_limit = min(times.values()) * (1 + self.tolerance)
-        self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.expected_limit}
+    def _drop_slower(self) -> None:
+        """Drop plans that another one beats beyond what the errors of the costs could hide."""
+        self.rivals = self.drawn([*self.tied])
+        slower = is_slower(self.rivals, self.rivals, self.tolerance)
+        pairs = zip(self.tied.items(), slower, strict=True)
+        self.tied = {plan: ms for (plan, ms), late in pairs if not late}
 
     def _with_less_memory(self, moves: int, ended: Callable[..., bool]) -> None:
         """Look for plans with less memory on the fullest rank, smallest target first; then for the
@@ -373,21 +389,25 @@ class Ties:
     def summary(self, chosen: Candidate) -> TieSummary:
         """Summarise the ties and the rule that decided between the chosen and the fastest plan."""
         best, fastest = self.by_rules, self.fastest.assignment
+        expected = self.drawn([best, fastest]).mean(axis=1).tolist()
         ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in (best, fastest)]
         if ways[0] == ways[1]:  # except for caches, which grow into the memory left over
             best, decided = chosen.assignment, None
-        elif fastest not in self.tied:
-            slow = self.device_ms([fastest])[0] > self.device_limit
-            decided = DEVICE_TIME if slow else EXPECTED_TIME
+        elif self.tied[best] * (1 + ROUNDING) < self.fastest.iteration_ms:
+            decided = None  # annealing among ties found a faster plan
         else:
-            kept = self.rules.kept([*self.tied])
+            kept = self.rules.kept([*dict.fromkeys([*self.tied, fastest])])
             decided = next((rule for rule, remaining in kept if fastest not in remaining), None)
+            if fastest not in self.tied:
+                if self.device_ms([fastest])[0] > self.device_limit:
+                    decided = DEVICE_TIME
+                elif expected[0] < expected[1]:
+                    decided = EXPECTED_TIME
         shares = np.array([self.rules.fullest(plan) for plan in (best, fastest)])
         least, most = (shares * self.rules.most_bytes).round().astype(int).tolist()
-        expected = self.expected_ms([best, fastest]).tolist()
         return TieSummary(
             plans=len(self.near),
-            tolerance=self.tolerance,
+            tolerance=self.tolerance[1],
             host_bound=self.host_bound,
             device_ms=float(self.device_ms([best])[0]),
             device_range_ms=self.device_range_ms,

@@ -23,6 +23,8 @@ from predictor.model.workload import Workload
 
 NOMINAL, MEAN, REGRET = "nominal", "mean", "regret"
 AIMS = (NOMINAL, MEAN, REGRET)
+ROUNDING = 1e-9
+"""Relative tolerance, above the rounding error of a sum that is taken in another order."""
 
 
 @dataclass(frozen=True)

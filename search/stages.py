@@ -27,8 +27,8 @@ from search.in_use.plan import (
 )
 from search.in_use.worth import prefer_worthwhile
 from search.objective import Assignment, Objective
-from search.prefer import no_host, tolerance_of
-from search.problem import NOMINAL, Problem, RankedPlan, Result
+from search.prefer import TieRange, no_host
+from search.problem import NOMINAL, ROUNDING, Problem, RankedPlan, Result
 from search.propose.annealed import propose_annealed
 from search.propose.study import propose_by_study
 from search.space.enumerate import whole_space
@@ -37,9 +37,6 @@ from search.space.host_memory import memory_notes
 from search.space.option import Space
 from search.state import State
 from search.stop import Stop
-
-ROUNDING = 1e-9
-"""Relative tolerance, above the rounding error of a sum that is taken in another order."""
 
 GIVEN = "given start"
 
@@ -96,7 +93,8 @@ def _in_space(objective: Objective, candidate: Candidate) -> Candidate | None:
         return None
     if same == plan:
         return candidate
-    return replace(candidate, assignment=same, iteration_ms=float(objective.score([same])[0]))
+    ms = float(objective.score([same])[0])
+    return Candidate(same, ms, f"{candidate.found_by}, simplified")
 
 
 def with_plan_in_use(state: State) -> State:
@@ -265,20 +263,20 @@ def choose(state: State, tolerance: float | None) -> ChosenPlans:
     tools, ranked = state.tools, list(state.incumbents)
     objective, params, stop, problem = tools.objective, tools.params, tools.stop, tools.problem
     near = objective.space.in_use
-    if tolerance is None:
-        tolerance = 0.0 if near else tolerance_of(objective, ranked[0], params)
-    ties = tolerance > 0 and near is None
+    shares: TieRange = params.least_tie, params.most_tie
+    if tolerance is not None:
+        shares = tolerance, tolerance
+    most = shares[1]
+    ties = most > 0 and near is None
     over = problem.aim != NOMINAL and (near is None or near.max_moves > 0)
     in_time = stop.remaining_s > params.baselines_time * (stop.time_limit_s or 0.0)
     if in_time and (ties or over):
         state.show("choice", 0.7)
         # a plan slower than a baseline does not tie
-        limits = [c.iteration_ms * (1 + min(tolerance, ROUNDING)) for c in state.usable]
-        limit_ms = max(state.best_ms, min([state.best_ms * (1 + tolerance), *limits]))
+        limits = [c.iteration_ms * (1 + min(most, ROUNDING)) for c in state.usable]
+        limit_ms = max(state.best_ms, min([state.best_ms * (1 + most), *limits]))
         try:
-            return choose_plan(
-                objective, tools.surrogate, ranked, limit_ms, tolerance, params, stop
-            )
+            return choose_plan(objective, tools.surrogate, ranked, limit_ms, shares, params, stop)
         except KeyboardInterrupt:
             stop.interrupt()
     return ChosenPlans(ranked, None, ())
@@ -341,7 +339,7 @@ def result_of(state: State, chosen: ChosenPlans) -> Result:
         evaluations=objective.evaluations,
         seed=tools.seed,
         in_use=rate_plan_in_use(objective),
-        fastest=finished(fastest) if fastest.iteration_ms < best_ms else None,
+        fastest=finished(fastest) if fastest.iteration_ms * (1 + ROUNDING) < best_ms else None,
         bound_notes=notes,
         aim=problem.aim,
         ties=chosen.ties,

@@ -8,18 +8,18 @@ is the sum of the phase maxima. It ranks candidates; the full timeline decides.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.loads import COLUMNS, Load
+from predictor.cost.loads import COLUMNS, LONGEST, Kinds, Load
 from predictor.iteration.torchrec.sparse import OUTPUT_BYTES, Exchange
-from predictor.model.plan import ShardingType
+from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.workload import INDEX_BYTES
 from search.objective import Assignment, Objective
-from search.space.option import Choice, Option, place
+from search.space.option import Choice, Option, sample
 
 Array = NDArray[np.float64]
 
@@ -33,15 +33,35 @@ class Surrogate:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self.problem = objective.problem
-        self.phases = lru_cache(maxsize=1 << 16)(self._phases)
-        self.shard_loads = lru_cache(maxsize=1 << 16)(self._shard_loads)
+        # of the kinds of an option's shards: a row split over all ranks has as many shards
+        self._group_of = cache(self._group_of_kinds)
+        self._loads_of = cache(self._loads_of_kinds)
+        self._phases_of = cache(self._phases_of_kinds)
         self._rates: dict[int, tuple[float, float]] = {}
         self._summed: tuple[Assignment, Array, Array] = (), np.empty(0), np.empty(0)
 
-    def _phases(self, option: Option) -> Array:
+    def phases(self, option: Option) -> Array:
         """Phase times of every shard, ``[shards, PHASES]`` in ms."""
-        group, loads = self.shard_loads(option)
-        phases = np.zeros((option.num_shards, PHASES))
+        return self._phases_of(option)[self._group_of(option)[2]]
+
+    def group(self, option: Option) -> int:
+        """Return the lookup group of an option in the scorer."""
+        return self._group_of(option)[0]
+
+    def kinds(self, option: Option) -> tuple[Array, Kinds]:
+        """Return the loads of the kinds of shards of an option, ``[kinds, COLUMNS]``, and the kind
+        of every shard, ``[shards]``."""
+        return self._loads_of(option), self._group_of(option)[2]
+
+    def shard_loads(self, option: Option) -> tuple[int, Array]:
+        """Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
+        loads, kinds = self.kinds(option)
+        return self.group(option), loads[kinds]
+
+    def _phases_of_kinds(self, option: Option) -> Array:
+        """Return the phase times of every kind of shard, ``[kinds, PHASES]`` in ms."""
+        group, loads = self.group(option), self._loads_of(option)
+        phases = np.zeros((len(loads), PHASES))
         phases[:, FORWARD] = loads[:, Load.FORWARD_MS]
         phases[:, BACKWARD] = loads[:, Load.BACKWARD_MS]
         if option.sharding_type is not ShardingType.DATA_PARALLEL:
@@ -54,20 +74,39 @@ class Surrogate:
             phases[:, OUTPUTS] = output_rate * OUTPUT_BYTES * loads[:, Load.OUTPUTS]
         return phases
 
-    def _shard_loads(self, option: Option) -> tuple[int, Array]:
-        """Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
-        scorer, legal = self.objective.scorer, option.legal_ranks(self.problem.topology)
-        plan = place(option, [rank for unit in legal.units for rank in unit[0]])
-        return scorer.group_index(option.table, plan), scorer.shards.of_table(option.table, plan)[1]
+    def _group_of_kinds(self, option: Option) -> tuple[int, TablePlan, Kinds]:
+        """Return the lookup group of an option, a plan of one shard of each kind, and the kind of
+        every shard, ``[shards]``."""
+        scorer = self.objective.scorer
+        first, kinds = scorer.shards.alike(option.table, option.sizes, option.offsets)
+        plan = sample(option, first)
+        return scorer.group_index(option.table, plan), plan, kinds
+
+    def _loads_of_kinds(self, option: Option) -> Array:
+        """Return the loads of the kinds of shards of an option, ``[kinds, COLUMNS]``."""
+        return self.objective.scorer.shards.of_table(option.table, self._group_of(option)[1])[1]
 
     def loads_on_ranks(self, choices: Sequence[Choice]) -> Array:
-        """Summed loads of tables, ``[groups, ranks, COLUMNS]``."""
+        """Summed loads of tables, ``[groups, ranks, COLUMNS]``; of the longest latencies the
+        largest. Tables that share a cache count as if each had one of its own."""
+        groups = [np.full(option.num_shards, self.group(option)) for option, _ in choices]
         world = self.problem.topology.world_size
         on_ranks = np.zeros((len(self.objective.scorer.groups), world, COLUMNS))
-        for option, ranks in choices:
-            group, loads = self.shard_loads(option)
-            np.add.at(on_ranks[group], list(ranks), loads)
+        if choices:
+            ranks = np.fromiter(chain.from_iterable(r for _, r in choices), dtype=np.intp)
+            at = np.concatenate(groups), ranks
+            loads = np.concatenate([self.shard_loads(option)[1] for option, _ in choices])
+            np.add.at(on_ranks, at, loads)
+            on_ranks[..., LONGEST] = 0.0
+            np.maximum.at(on_ranks[..., LONGEST], at, loads[:, LONGEST])
         return on_ranks
+
+    def totals(self, assignment: Assignment) -> Array:
+        """Return the loads of a plan, ``[groups, ranks, COLUMNS]``."""
+        caching = ComputeKernel.FUSED_UVM_CACHING
+        if any(option.compute_kernel is caching for option, _ in assignment):
+            return self.objective.scorer.totals(self.objective.table_plans(assignment))
+        return self.loads_on_ranks(assignment)
 
     def standing(self, choices: Sequence[Choice]) -> tuple[Array, Array]:
         """Return the loads of tables on the ranks.

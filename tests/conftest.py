@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
 
 from tests.quick import SEED
@@ -58,6 +60,15 @@ def one_core() -> Iterator[None]:
     search forks take twice as long together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("search.side_by_side.usable_cores", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> Iterator[None]:
+    """Build the commands of a program once, as one process does; that takes most of the time of a
+    command that refuses its input."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", lru_cache(typer.main.get_command))
         yield
 
 

@@ -74,15 +74,12 @@ class FixedCosts:
     @cached_property
     def dense(self) -> DenseWork:
         workload = self.workload
-        if not isinstance(workload.dense, CapturedDense):
-            return self._dense()
-        sizes = (
-            workload.batch_size,
-            workload.modules,
-            workload.position_weights,
-            tuple(workload.ids_per_sample.items()),
-        )
-        return _work_of_captured(_Captured((workload.dense, id(self.hardware), *sizes), self))
+        same: tuple[object, ...] = (id(workload),)
+        if isinstance(workload.dense, CapturedDense):
+            ids = tuple(workload.ids_per_sample.items())
+            sizes = workload.batch_size, workload.modules, workload.position_weights
+            same = workload.dense, *sizes, ids
+        return _work_of(_SameDense((id(self.hardware), *same), self))
 
     @cached_property
     def uneven(self) -> float:
@@ -166,13 +163,14 @@ def _with_longer_samples(workload: Workload) -> Workload:
 
 
 @dataclass(frozen=True)
-class _Captured:
-    """Cache key of a captured dense part.
+class _SameDense:
+    """Cache key of a priced dense part, which a search asks for again in every problem it makes.
 
-    Workloads whose tables or exchanges differ share the priced part, which has a thousand ops.
+    Workloads whose tables or exchanges differ share a captured part, which has a thousand ops.
 
     Args:
-        same: the part, its sizes and the profile, which is large, by its identity.
+        same: profile and workload, which are large, by their identity; in place of the workload, a
+            captured part and its sizes.
     """
 
     same: tuple[object, ...]
@@ -180,5 +178,5 @@ class _Captured:
 
 
 @lru_cache(maxsize=16)
-def _work_of_captured(captured: _Captured) -> DenseWork:
-    return captured.costs._dense()
+def _work_of(key: _SameDense) -> DenseWork:
+    return key.costs._dense()

@@ -7,6 +7,7 @@ plan is summed to one vector per (group, rank) before anything is costed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
 from functools import cached_property
@@ -31,6 +32,8 @@ from predictor.model.workload import Feature, Table, Workload
 from predictor.units import gib
 
 Array = NDArray[np.float64]
+Kinds = NDArray[np.int32]
+Size = tuple[int, int]
 
 SUMMED_FIRST = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 """Means of row splits are sums that the module divides afterwards (TorchRec, embeddingbag.py)."""
@@ -133,14 +136,28 @@ class ShardLoads:
 
     def of_table(self, index: int, plan: TablePlan) -> tuple[NDArray[np.intp], Array]:
         """Return ranks ``[shards]`` and load vectors ``[shards, COLUMNS]`` of a table in a plan."""
-        ranks = np.array(plan.ranks, dtype=np.intp)
+        shards = plan.shards
+        first, kinds = self.alike(index, [s.size for s in shards], [s.offset for s in shards])
+        distinct = np.stack([self.of_shard(index, plan, shards[i]) for i in first])
+        return np.array(plan.ranks, dtype=np.intp), distinct[kinds]
+
+    def alike(
+        self, index: int, sizes: Sequence[Size], offsets: Sequence[Size]
+    ) -> tuple[list[int], Kinds]:
+        """Group the shards of a table into kinds with equal loads: most of them are alike.
+
+        Args:
+            sizes, offsets: rows and columns of every shard, and the first ones of each.
+
+        Returns:
+            Position of the first shard of every kind, and the kind of every shard, ``[shards]``.
+        """
+        keys: Sequence[object] = sizes
         if any(map(_rows_differ, self.workload.tables[index].features)):
-            return ranks, np.stack([self.of_shard(index, plan, shard) for shard in plan.shards])
-        # most shards of a table are alike
-        sizes: dict[tuple[int, int], int] = {}
-        which = [sizes.setdefault(shard.size, len(sizes)) for shard in plan.shards]
-        first = [plan.shards[which.index(i)] for i in range(len(sizes))]
-        return ranks, np.stack([self.of_shard(index, plan, shard) for shard in first])[which]
+            keys = [(size, row) for size, (row, _) in zip(sizes, offsets, strict=True)]
+        numbers: dict[object, int] = {}
+        kinds = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)
+        return np.unique(kinds, return_index=True)[1].tolist(), kinds
 
     def of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array:
         """Return the load vector ``[COLUMNS]`` of one shard; it does not depend on its rank.

@@ -11,7 +11,7 @@ on replays of calibration models, and used to predict generated benchmarks.
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
+from functools import cache
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ _BASES = {"fbgemm_cuda": "h100-sxm", "distinct_rows": "cpu-gloo"}
 Model = TypeVar("Model", bound=StrictModel)
 
 
+@cache
 def list_hardware() -> tuple[str, ...]:
     folder = resources.files("predictor.hardware") / "profiles"
     names = (entry.name for entry in folder.iterdir())
@@ -50,7 +51,7 @@ def load_hardware(name_or_path: str) -> HardwareProfile:
     return _load(name_or_path, Path(), ())
 
 
-@lru_cache(maxsize=32)
+@cache
 def _load_shipped(name: str) -> HardwareProfile:
     file = resources.files("predictor.hardware") / "profiles" / f"{name}.yaml"
     return parse_hardware(file.read_text(encoding="utf-8"), f"{name}.yaml")

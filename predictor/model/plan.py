@@ -111,7 +111,7 @@ STORED = (
 """Kernels of key-value tables; all but the first are of virtual tables."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shard:
     """Rows ``offset[0]..+size[0]`` and columns ``offset[1]..+size[1]`` of a table on one rank."""
 

@@ -62,6 +62,30 @@ class NetworkLevel:
         crossings = len(stretches) if len(sizes) > 1 else 0
         return cls(name, len(sizes), min(sizes.values()), ring_ranks, crossings, **links)  # type: ignore[arg-type]
 
+    def in_row(self, world_size: int, count: int) -> NetworkLevel | None:
+        """Return the level as ranks in a row see it, fewer or more than all ranks of the cluster;
+        None if they lie in one part.
+
+        Args:
+            world_size: number of ranks that the level joins.
+            count: number of ranks in a row.
+
+        Raises:
+            InputError: they would fill parts unevenly.
+        """
+        if count == world_size:
+            return self
+        even = self.ranks * self.parts == world_size and self.crossings in (0, self.parts)
+        if even and self.ranks % count == 0:
+            return None
+        if even and count % self.ranks == 0:
+            parts = count // self.ranks
+            return replace(self, parts=parts, crossings=parts)
+        raise InputError(
+            f"{count} ranks in a row lie unevenly on the parts of level '{self.name}', of which "
+            f"the smallest has {self.ranks} ranks"
+        )
+
     def rate(self, nic_gbit_s: float) -> float:
         """Return a rank's share of its part's links in Gbit/s, at most the rate of its NIC."""
         shared = nic_gbit_s / self.oversubscription
@@ -330,16 +354,10 @@ def _level(level: NetworkLevel, world_size: int, stride: int, count: int) -> Net
             ring_ranks=max(1.0, level.ring_ranks / stride),
             crossings=min(level.crossings, count),
         )
-    even = level.ranks * level.parts == world_size and level.crossings in (0, level.parts)
-    if even and level.ranks % count == 0:
-        return None
-    if even and count % level.ranks == 0:
-        parts = count // level.ranks
-        return replace(level, parts=parts, crossings=parts)
-    raise InputError(
-        f"groups of {count} ranks in a row lie unevenly on the parts of level '{level.name}', of "
-        f"which the smallest has {level.ranks} ranks; choose another replica_groups.size"
-    )
+    try:
+        return level.in_row(world_size, count)
+    except InputError as error:
+        raise InputError(f"in groups, {error}; choose another replica_groups.size") from None
 
 
 def _together(width: int, stride: int, count: int) -> int | None:

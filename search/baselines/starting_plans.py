@@ -28,7 +28,7 @@ from search.surrogate import FORWARD, PHASES, Surrogate
 
 TORCHREC = "torchrec default"
 """TorchRec's planner with its defaults, among the baselines of a search."""
-CUT_SHORT = "torchrec, cut short"
+CUT_SHORT = f"{TORCHREC}, cut short"
 """The best of its proposals until time was up."""
 TRIES = 20
 """Random plans drawn until one fits."""

@@ -35,6 +35,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from predictor.errors import InfeasibleError
 from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
@@ -83,10 +84,25 @@ class CostedOption:
         """Number of shards."""
         return len(self.hbm)
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
         """Every rank has a shard."""
         return self.option.partition is Partition.UNIFORM
+
+    @cached_property
+    def smallest(self) -> tuple[int, int]:
+        """Least bytes of HBM and of host memory of a shard."""
+        return min(self.hbm), min(self.ddr)
+
+    @cached_property
+    def largest(self) -> tuple[int, int]:
+        """Most bytes of HBM and of host memory of a shard."""
+        return max(self.hbm), max(self.ddr)
+
+    @cached_property
+    def shard_bytes(self) -> NDArray[np.int64]:
+        """Bytes of every shard, ``[hbm or ddr, shards]``."""
+        return np.array([self.hbm, self.ddr])
 
 
 Key = tuple[float, int, int]
@@ -106,6 +122,35 @@ class RankState:
         self.local = topology.local_world_size
         self.perf = [Perf(0.0, 0.0, 0.0, 0.0)] * topology.world_size
         self.total = [0.0] * topology.world_size
+        self.hosts = [
+            range(first, first + topology.intra_group_size)
+            for first in range(0, topology.world_size, topology.intra_group_size)
+        ]
+        self.host_of = [host for host, ranks in enumerate(self.hosts) for _ in ranks]
+        self.host_costs = [0.0] * len(self.hosts)
+        self.changed_hosts: set[int] = set()
+
+    def put_everywhere(self, choices: Sequence[CostedOption]) -> None:
+        """Place choices with a shard on every rank while no rank has anything else, or
+        `NoRoomError`: all ranks have the same cost."""
+        room = np.array([self.hbm, self.ddr])
+        for choice in choices:
+            room -= choice.shard_bytes
+            self.perf[0] = _added(self.perf[0], choice.perf)
+        if (room < 0).any():
+            raise NoRoomError
+        self.hbm, self.ddr = room.tolist()
+        self.perf = [self.perf[0]] * len(self.perf)
+        self.total = [_total(self.perf[0])] * len(self.perf)
+        self.changed_hosts.update(range(len(self.hosts)))
+
+    def hosts_by_cost(self) -> list[range]:
+        """`_sort_devices_by_perf`: intra groups, the cheapest first."""
+        for host in self.changed_hosts:
+            self.host_costs[host] = _plain_sum(self.total[rank] for rank in self.hosts[host])
+        self.changed_hosts.clear()
+        order = sorted(range(len(self.hosts)), key=self.host_costs.__getitem__)
+        return [self.hosts[host] for host in order]
 
     def fits(self, choice: CostedOption, shard: int, rank: int) -> bool:
         """The shard has room on the rank."""
@@ -115,10 +160,9 @@ class RankState:
         """Place a shard. Parts of the cost are summed one by one, as TorchRec does."""
         self.hbm[rank] -= choice.hbm[shard]
         self.ddr[rank] -= choice.ddr[shard]
-        a, b = self.perf[rank], choice.perf
-        perf = Perf(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
-        self.perf[rank] = perf
-        self.total[rank] = perf[0] + perf[2] + perf[1] + perf[3]
+        self.perf[rank] = _added(self.perf[rank], choice.perf)
+        self.total[rank] = _total(self.perf[rank])
+        self.changed_hosts.add(self.host_of[rank])
 
     def key(self, rank: int) -> Key:
         """Ranks of the least cost first; ties go round the hosts."""
@@ -138,6 +182,7 @@ class RankState:
             yield
         except NoRoomError:
             self.hbm, self.ddr, self.perf, self.total = saved
+            self.changed_hosts.update(range(len(self.hosts)))
             raise
 
     def put_all(self, choice: CostedOption, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -153,16 +198,21 @@ class RankState:
         """`_device_partition`: every shard to the cheapest rank that has room, or `NoRoomError`.
 
         Args:
-            heap: keys of the ranks that may be used; kept up to date.
+            heap: keys of the ranks that may be used, and old keys; kept up to date.
         """
         placed = []
         for shard in range(choice.count):
             full = []
-            while heap and not self.fits(choice, shard, heap[0][2]):
-                full.append(heapq.heappop(heap))
+            while heap:
+                key = heap[0]
+                rank, is_old = key[2], key != self.key(key[2])
+                if not is_old and self.fits(choice, shard, rank):
+                    break
+                heapq.heappop(heap)
+                if not is_old:
+                    full.append(key)
             if not heap:
                 raise NoRoomError
-            rank = heap[0][2]
             self.put(choice, shard, rank)
             heapq.heapreplace(heap, self.key(rank))
             for key in full:
@@ -175,10 +225,11 @@ def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple
     """Ranks of every shard of every choice; raises `NoRoomError`."""
     ranks = RankState(topology)
     placed: list[tuple[int, ...]] = [()] * len(choices)
-    everyone = range(topology.world_size)
-    for i, choice in enumerate(choices):
-        if choice.uniform:
-            placed[i] = ranks.put_all(choice, everyone)
+    everyone = tuple(range(topology.world_size))
+    uniform = [i for i, choice in enumerate(choices) if choice.uniform]
+    ranks.put_everywhere([choices[i] for i in uniform])
+    for i in uniform:
+        placed[i] = everyone
     rest = [i for i, choice in enumerate(choices) if not choice.uniform]
     rest.sort(key=lambda i: (choices[i].sum_hbm, choices[i].sum_ddr), reverse=True)
     heap: list[Key] | None = None
@@ -188,17 +239,22 @@ def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple
             heap = ranks.heap(everyone) if heap is None else heap
             placed[i] = ranks.put_on_cheapest(choice, heap)
         else:
-            heap = None
             by_group = choice.option.partition is Partition.HOST
-            placed[i] = (_by_host if by_group else _by_hosts)(choice, ranks, topology)
+            placed[i] = _by_host(choice, ranks) if by_group else _by_hosts(choice, ranks, topology)
+            if heap is not None:
+                for rank in placed[i]:
+                    heapq.heappush(heap, ranks.key(rank))
     return placed
 
 
-def _hosts_by_cost(ranks: RankState, topology: Topology) -> list[range]:
-    """`_sort_devices_by_perf`: intra groups, the cheapest first."""
-    size = topology.intra_group_size
-    hosts = [range(g * size, (g + 1) * size) for g in range(topology.groups)]
-    return sorted(hosts, key=lambda host: _plain_sum(ranks.total[r] for r in host))
+def _added(a: Perf, b: Perf) -> Perf:
+    """Add costs part by part."""
+    return Perf(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
+
+
+def _total(perf: Perf) -> float:
+    """Sum the parts of a rank's cost, in TorchRec's order."""
+    return perf[0] + perf[2] + perf[1] + perf[3]
 
 
 def _plain_sum(values: Iterable[float]) -> float:
@@ -209,9 +265,9 @@ def _plain_sum(values: Iterable[float]) -> float:
     return total
 
 
-def _by_host(choice: CostedOption, ranks: RankState, topology: Topology) -> tuple[int, ...]:
+def _by_host(choice: CostedOption, ranks: RankState) -> tuple[int, ...]:
     """`_cohost_partition`: all shards within the cheapest group that has room."""
-    for host in _hosts_by_cost(ranks, topology):
+    for host in ranks.hosts_by_cost():
         room_hbm = sum(ranks.hbm[r] for r in host)
         room_ddr = sum(ranks.ddr[r] for r in host)
         if choice.sum_hbm > room_hbm or choice.sum_ddr > room_ddr:
@@ -225,7 +281,7 @@ def _by_host(choice: CostedOption, ranks: RankState, topology: Topology) -> tupl
 
 def _by_hosts(choice: CostedOption, ranks: RankState, topology: Topology) -> tuple[int, ...]:
     """`_multi_hosts_partition`: a run of groups in order of cost, round robin if too few."""
-    hosts = _hosts_by_cost(ranks, topology)
+    hosts = ranks.hosts_by_cost()
     blocks = choice.count // topology.intra_group_size
     starts = range(1) if blocks >= len(hosts) else range(len(hosts) - blocks + 1)
     for start in starts:
@@ -543,12 +599,16 @@ class BestProposal:
         self.ranks: list[tuple[int, ...]] = []
         self.cut_short = False
         self._room = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
+        self._largest = max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)
 
     def may_win(self, proposal: _Proposal) -> bool:
         """Return True if the bounds of a proposal leave it a chance."""
         hbm, ddr, bound = proposal.bounds(self.topology.world_size)
         fits = hbm <= self._room[0] and ddr <= self._room[1]
-        return fits and bound * (1 - SLACK) <= self.rating
+        if not fits or bound * (1 - SLACK) > self.rating:
+            return False
+        hbm, ddr = proposal.least_on_some_rank()
+        return hbm <= self._largest[0] and ddr <= self._largest[1]
 
     def place(self, proposal: _Proposal) -> None:
         """Place and rate a proposal."""
@@ -602,6 +662,15 @@ class _Proposal:
         alone = self._total[~self._uniform]
         largest = float(alone.max()) if alone.size else 0.0
         return self._hbm, self._ddr, max(mean, everywhere + largest)
+
+    def least_on_some_rank(self) -> tuple[int, int]:
+        """Bytes of HBM and DDR that some rank needs at least: the largest shard, besides the
+        smallest ones of what all ranks have."""
+        everywhere = [c.smallest for c in self.choices if c.uniform]
+        alone = [c.largest for c in self.choices if not c.uniform]
+        hbm, ddr = map(sum, zip((0, 0), *everywhere, strict=True))
+        most_hbm, most_ddr = map(max, zip((0, 0), *alone, strict=True))
+        return hbm + most_hbm, ddr + most_ddr
 
 
 def _score(choice: CostedOption, depth: bool) -> float:

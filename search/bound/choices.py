@@ -7,13 +7,13 @@ counts the fetches that a shard is certain to make, however many rows the others
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.loads import LAUNCH, filling_column
+from predictor.cost.loads import LAUNCH, Kinds, filling_column
 from predictor.cost.lookup.shared_cache import (
     FETCH_MS,
     OWN_MS,
@@ -28,7 +28,7 @@ from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from search.bound.relaxation import KnownHulls
 from search.problem import Problem
-from search.space.option import Option, Space, place
+from search.space.option import Option, Space, sample
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -111,14 +111,16 @@ class BoundChoice:
 
     Args:
         group: lookup group in the scorer.
-        plan: plan of the table; its ranks are arbitrary.
-        certain_ms: least extra fetch time of its shards beyond their own loads, ``[shards]``, if
-            they share a cache.
+        plan: plan of one shard of every kind of the table; its ranks are arbitrary.
+        kinds: kind of every shard, ``[shards]``.
+        certain_ms: least extra fetch time of each kind of shard beyond its own load, ``[kinds]``,
+            if they share a cache.
     """
 
     option: Option
     group: int
     plan: TablePlan
+    kinds: Kinds
     certain_ms: Array | None = None
 
 
@@ -153,7 +155,7 @@ class BoundChoices:
         topology = problem.topology
         world = topology.world_size
         self.table = np.array([c.option.table for c in self.all])
-        distinct = [_distinct(self.shards_of(c)) for c in self.all]
+        distinct = [_distinct(self._loads_of_kinds(c), np.bincount(c.kinds)) for c in self.all]
         self.sizes = np.array([len(copies) for _, copies in distinct])
         self.first = np.cumsum([0, *self.sizes[:-1]])
         self.shards = np.concatenate([shards for shards, _ in distinct])
@@ -181,10 +183,12 @@ class BoundChoices:
 
     def _of_space(self, space: Space) -> Iterator[BoundChoice]:
         for option in space.every_option:
-            legal = option.legal_ranks(self.problem.topology)
-            if not legal.is_empty:
-                plan = place(option, [r for unit in legal.units for r in unit[0]])
-                yield BoundChoice(option, self.scorer.group_index(option.table, plan), plan)
+            if not option.legal_ranks(self.problem.topology).is_empty:
+                shards = self.scorer.shards
+                first, kinds = shards.alike(option.table, option.sizes, option.offsets)
+                plan = sample(option, first)
+                group = self.scorer.group_index(option.table, plan)
+                yield BoundChoice(option, group, plan, kinds)
 
     def _with_shared_caches(self, choices: list[BoundChoice]) -> list[BoundChoice]:
         """Return the choices with the least fetches through caches that tables share."""
@@ -194,19 +198,22 @@ class BoundChoices:
                 by_group.setdefault(choice.group, []).append(i)
         for mine in by_group.values():
             caches = [self._caches(choices[i]) for i in mine]
-            brought = [[*by_shard.values()] for by_shard in caches]
+            brought = [
+                [by_kind[kind] for kind in choices[i].kinds.tolist() if kind in by_kind]
+                for i, by_kind in zip(mine, caches, strict=True)
+            ]
             if any(brought):
                 tables = [choices[i].option.table for i in mine]
                 certain = certain_fetches_ms(brought, tables)
-                for i, by_shard, fetched in zip(mine, caches, certain, strict=True):
-                    beyond = np.zeros(choices[i].option.num_shards)
-                    beyond[[*by_shard]] = fetched
-                    choice = choices[i]
-                    choices[i] = BoundChoice(choice.option, choice.group, choice.plan, beyond)
+                for i, by_kind, fetched in zip(mine, caches, certain, strict=True):
+                    kinds = choices[i].kinds
+                    beyond = np.zeros(len(choices[i].plan.shards))
+                    beyond[kinds[np.isin(kinds, [*by_kind])]] = fetched
+                    choices[i] = replace(choices[i], certain_ms=beyond)
         return choices
 
     def _caches(self, choice: BoundChoice) -> dict[int, Array]:
-        """Return shard -> its part of a UVM cache, for the shards that use one."""
+        """Return kind of shard -> its part of a UVM cache, for the kinds that use one."""
         table, shards = choice.option.table, self.scorer.shards
         caches = (shards.cache_of_shard(table, choice.plan, shard) for shard in choice.plan.shards)
         return {i: cache for i, cache in enumerate(caches) if cache is not None}
@@ -214,6 +221,10 @@ class BoundChoices:
     def shards_of(self, choice: BoundChoice) -> Array:
         """Return the least loads of a choice's shards, ``[shards, COLUMNS]``, with the certain
         fetches of cached ones."""
+        return self._loads_of_kinds(choice)[choice.kinds]
+
+    def _loads_of_kinds(self, choice: BoundChoice) -> Array:
+        """Return the least loads of each kind of shard of a choice, ``[kinds, COLUMNS]``."""
         loads = self.scorer.shards.of_table(choice.option.table, choice.plan)[1]
         loads[:, LAUNCH] = 0.0
         if choice.certain_ms is not None:
@@ -230,9 +241,14 @@ class BoundChoices:
         return np.asarray(~(apart & self.mean_by_row[index]))
 
 
-def _distinct(shards: Array) -> tuple[Array, Array]:
-    """Return the distinct loads of shards, ``[distinct, COLUMNS]``, and the count of each."""
-    if (shards == shards[0]).all():  # most options
-        return shards[:1], np.array([float(len(shards))])
-    distinct, copies = np.unique(shards, axis=0, return_counts=True)
-    return distinct, copies.astype(np.float64)
+def _distinct(loads: Array, copies: Ints) -> tuple[Array, Array]:
+    """Return the distinct loads of kinds of shards, ``[distinct, COLUMNS]``, and the number of
+    shards with each.
+
+    Args:
+        copies: number of shards of every kind.
+    """
+    if (loads == loads[0]).all():  # most options
+        return loads[:1], np.array([float(copies.sum())])
+    distinct, which = np.unique(loads, axis=0, return_inverse=True)
+    return distinct, np.bincount(which.ravel(), copies).astype(np.float64)

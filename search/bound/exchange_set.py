@@ -69,8 +69,9 @@ class ExchangeSet:
         self.names = [all_choices.exchanges[i] for i in index.tolist()]  # exchange of every choice
         self.exchanges = frozenset(self.names)
         self.used = self.exchanges if used is None else used | self._needed_by_tables()
-        # cuts of a larger set with the stretches and tables of their rows
+        # cuts of a larger set with the stretches and tables of their rows, and its choices
         self.inherited_cuts: list[tuple[CutTimes, list[tuple[int, int]]]] = []
+        self.inherited_index: Ints = index
         self.binding: list[int] = []
         self.priced: Priced | None = None  # by the last optimum
         self.relaxation: Relaxation | None = None
@@ -86,6 +87,11 @@ class ExchangeSet:
     def options(self) -> list[Option]:
         """The option of every choice."""
         return [choice.option for choice in self.choices]
+
+    @property
+    def loads(self) -> Array:
+        """Mean load of every choice over the ranks, ``[choices, COLUMNS]``."""
+        return self.all_choices.loads[self.index]
 
     @property
     def shares(self) -> Array:
@@ -106,13 +112,14 @@ class ExchangeSet:
         numbers, self.group = np.unique(all_choices.groups[self.index], return_inverse=True)
         self.numbers: list[int] = numbers.tolist()
         self.members = [np.flatnonzero(self.group == i) for i in range(len(self.numbers))]
-        self.loads = all_choices.loads[self.index]
         self.memory = all_choices.needs[self.index].T
         self.times = OptionTimes(all_choices, self.index, self.group, self._certain_floor)
         self.program = Program(self.first, self.memory, all_choices.caps)
         self.relaxation = self._relax()
+        columns = np.searchsorted(self.inherited_index, self.index)
         for times, rows in self.inherited_cuts:
-            self.program.add_cut(times, rows)
+            self.program.add_cut(times.of(columns), rows)
+        self.inherited_cuts, self.inherited_index = [], self.index
 
     def _certain_floor(self, floors: Array) -> float:
         """Return the least launch floor that some rank is sure to pay in a segment, or 0.
@@ -138,17 +145,17 @@ class ExchangeSet:
         """
         begun = self.relaxation is not None or larger.relaxation is None
         if not begun and larger.used <= self.used:
-            columns = np.searchsorted(larger.index, self.index)
             cuts = [larger.program.cuts[number] for number in larger.binding]
-            self.inherited_cuts = [(cut.times.of(columns), sorted(cut.tables)) for cut in cuts]
+            # the times of these choices alone are copied when the program begins: few ever do
+            self.inherited_index = larger.index
+            self.inherited_cuts = [(cut.times, sorted(cut.tables)) for cut in cuts]
 
     def _relax(self) -> Relaxation:
         all_choices = self.all_choices
         groups = [all_choices.scorer.groups[g] for g in self.numbers]
-        ceiling = np.stack([self._at_most(self.loads, mine) for mine in self.members])
-        most = np.stack(
-            [self._at_most(all_choices.most[self.index], mine) for mine in self.members]
-        )
+        loads, largest = self.loads, all_choices.most[self.index]
+        ceiling = np.stack([self._at_most(loads, mine) for mine in self.members])
+        most = np.stack([self._at_most(largest, mine) for mine in self.members])
         present = [exchange_of(group) in self.used for group in groups]
         certain = [self._is_certain(i, groups) for i in range(len(groups))]
         least = np.stack([self._least(mine) for mine in self.members])
@@ -188,8 +195,9 @@ class ExchangeSet:
 
     def _least(self, mine: Ints) -> Array:
         """Return the least mean load and least peak of a group's options, ``[2, COLUMNS]``."""
-        peaks = self.all_choices.peaks[self.index[mine]]
-        return np.stack([self.loads[mine].min(axis=0), peaks.min(axis=0)])
+        loads, peaks = self.all_choices.loads, self.all_choices.peaks
+        rows = self.index[mine]
+        return np.stack([loads[rows].min(axis=0), peaks[rows].min(axis=0)])
 
     def _is_certain(self, number: int, groups: Sequence[LookupGroup]) -> bool:
         """Return True if every plan of the set uses the lookup group.
@@ -392,4 +400,5 @@ class ExchangeSet:
 
     def mean_load(self) -> Array:
         """Return the mean load of a rank at the last optimum, ``[groups, COLUMNS]``."""
-        return np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])
+        loads = self.loads
+        return np.stack([self.shares[mine] @ loads[mine] for mine in self.members])

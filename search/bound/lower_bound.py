@@ -48,6 +48,9 @@ STEADY = 2e-3
 PATIENCE, LEAST_PATIENCE = 60_000, 120
 """Work without such a rise after which refinement stops, in choices times refinements; and the
 least number of refinements."""
+MOST_LEAST = 1_200_000
+"""Work, in choices times refinements, above which there are fewer than the least number: that of
+10,000 choices, with which the least patience takes half a minute."""
 DIVIDING, LEAST_STEPS = 1_000_000, 40
 """Work of branching at peaks at effort 1, in choices times refinements; and the least number of
 refinements."""
@@ -182,8 +185,13 @@ class LowerBound:
             return False
         if self.proven_ms > self._raised[0] * (1 + (STEADY if peaks else WORTH)):
             self._raised = self.proven_ms, self._refined
-        most = max(LEAST_PATIENCE, PATIENCE * self._patience / len(self.choices.all))
+        most = self._refinements(LEAST_PATIENCE, PATIENCE * self._patience)
         return self._refined - self._raised[1] >= most
+
+    def _refinements(self, least: int, work: float) -> float:
+        """Return the refinements of some work, at least so many unless they take very long."""
+        choices = len(self.choices.all)
+        return max(min(least, MOST_LEAST / choices), work / choices)
 
     def tighten(
         self,
@@ -206,7 +214,7 @@ class LowerBound:
             self._open, self._solved = [*self._open, *self._solved], []
             heapq.heapify(self._open)
             self._raised = self.proven_ms, self._refined
-        steps = min(steps, max(LEAST_STEPS, round(DIVIDING * effort / len(self.choices.all))))
+        steps = min(steps, round(self._refinements(LEAST_STEPS, DIVIDING * effort)))
         bound = self.solve(steps, upper_ms, stop, peaks=True)
         topology = self._problem[0].topology
         small = self.choices.tables * topology.world_size <= SMALL and topology.groups == 1

@@ -29,9 +29,11 @@ SURE = 1e-9
 """Margin, as a fraction, by which the proof of infeasibility must exceed all memory."""
 VIOLATED = 1e-4
 """Least violation of a row that is added, as a fraction of the time."""
-ROWS = 4
-"""Largest number of tables whose peaks a stretch gets rows for at a time."""
+ROWS = 4, 1 / 32
+"""Largest number of tables whose peaks a stretch gets rows for at a time: so many, or this fraction
+of all tables."""
 SET_COEFFICIENT = pywraplp.Constraint.SetCoefficient
+SET_UPPER_BOUND = pywraplp.Variable.SetUb
 SOLUTION_VALUE = pywraplp.Variable.solution_value
 
 
@@ -77,12 +79,11 @@ class Branch:
 
     def least(self, times: CutTimes) -> Array:
         """Return the peaks that all plans of the branch have under a cut, ``[stretches]``."""
-        peak = np.zeros(len(times.peak))
+        least = np.zeros(len(times.floor))
+        peak = times.peak if self.one_of else np.zeros(0)
         for choices in self.one_of:
-            peak = np.maximum(
-                peak, times.peak[:, choices & self.allowed].min(axis=1, initial=np.inf)
-            )
-        return peak
+            least = np.maximum(least, peak[:, choices & self.allowed].min(axis=1, initial=np.inf))
+        return least
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,8 @@ class Program:
         self.shares: Array = 1.0 / np.repeat(self.sizes, self.sizes)
         self.optimum = -1.0
         self.solver = solver = new_solver()
-        self.variables = [solver.NumVar(0.0, 1.0, "") for _ in range(count)]
         # raw handles: through the wrapper objects every coefficient takes six times as long
-        self.share = [variable.this for variable in self.variables]
+        self.share = [solver.NumVar(0.0, 1.0, "").this for _ in range(count)]
         self.time = solver.NumVar(0.0, solver.infinity(), "")
         solver.Minimize(self.time)
         shares_sum = [solver.Constraint(1.0, 1.0) for _ in self.first]
@@ -160,11 +160,11 @@ class Program:
         self.one_of_rows: dict[int, tuple[Mask, pywraplp.Constraint]] = {}
 
     def _row(
-        self, low: float, coefficients: Array, high: float | None = None
+        self, low: float, coefficients: Array, high: float | None = None, start: int = 0
     ) -> pywraplp.Constraint:
-        """Add a row with these coefficients ``[choices]`` of the shares."""
+        """Add a row with these coefficients of the shares, of the choices from ``start`` on."""
         row = self.solver.Constraint(low, self.solver.infinity() if high is None else high)
-        handle, share = row.this, self.share
+        handle, share = row.this, self.share[start : start + len(coefficients)]
         there = np.flatnonzero(coefficients)
         for at, value in zip(there.tolist(), coefficients[there].tolist(), strict=True):
             SET_COEFFICIENT(handle, share[at], value)
@@ -183,8 +183,9 @@ class Program:
         for variable in excess:
             row.SetCoefficient(variable, -1.0)
         self.cuts.append(_Rows(times, row, excess))
+        peak = times.peak
         for stretch, table in rows:
-            self._add_row(self.cuts[-1], stretch, table)
+            self._add_row(self.cuts[-1], stretch, table, peak[stretch])
 
     def enter(self, branch: Branch) -> None:
         """Set the bounds of the program to those of a branch."""
@@ -192,7 +193,7 @@ class Program:
             return
         changed = np.flatnonzero(branch.allowed != self.branch.allowed)
         for at, allowed in zip(changed.tolist(), branch.allowed[changed].tolist(), strict=True):
-            self.variables[at].SetUb(float(allowed))
+            SET_UPPER_BOUND(self.share[at], float(allowed))
         for _, row in self.one_of_rows.values():
             row.SetLb(0.0)
         for choices in branch.one_of:
@@ -209,7 +210,7 @@ class Program:
         """Solve the program; update shares and optimum if the returned status is optimal."""
         status = solve_again(self.solver)
         if status == pywraplp.Solver.OPTIMAL:
-            self.shares = np.fromiter(map(SOLUTION_VALUE, self.variables), dtype=np.float64)
+            self.shares = np.fromiter(map(SOLUTION_VALUE, self.share), dtype=np.float64)
             self.optimum = self.solver.Objective().Value()
         return status
 
@@ -226,37 +227,40 @@ class Program:
 
     def _add_rows(self, cut: _Rows, excess: Array, least: Array, enough: float) -> bool:
         times, shares, grown = cut.times, self.shares, False
+        most = max(ROWS[0], round(ROWS[1] * len(self.first)))
         peaks = times.peaks(shares, self.first)
         enough /= max(1, len(excess))
-        over = excess - times.beyond @ shares + enough
+        peak, beyond = times.peak, times.beyond
+        over = excess - beyond @ shares + enough
         for stretch in np.flatnonzero(np.maximum(peaks.max(axis=1), least) > over).tolist():
             if stretch not in cut.longest:
-                self._add_longest(cut, stretch, float(least[stretch]))
+                self._add_longest(cut, stretch, beyond[stretch], float(least[stretch]))
                 grown = True
-            for table in np.argsort(-peaks[stretch], kind="stable")[:ROWS].tolist():
+            for table in np.argsort(-peaks[stretch], kind="stable")[:most].tolist():
                 if peaks[stretch, table] > over[stretch] and (stretch, table) not in cut.tables:
-                    self._add_row(cut, stretch, table)
+                    self._add_row(cut, stretch, table, peak[stretch])
                     grown = True
-        idle = times.floor + times.idle @ shares
-        for stretch in np.flatnonzero(idle > excess + enough).tolist():
+        idle = times.idle
+        for stretch in np.flatnonzero(times.floor + idle @ shares > excess + enough).tolist():
             if stretch not in cut.floor:
-                row = self._row(float(times.floor[stretch]), -times.idle[stretch])
+                row = self._row(float(times.floor[stretch]), -idle[stretch])
                 row.SetCoefficient(cut.excess[stretch], 1.0)
                 cut.floor[stretch], grown = row, True
         return grown
 
-    def _add_longest(self, cut: _Rows, stretch: int, least: float) -> None:
-        times = cut.times
+    def _add_longest(self, cut: _Rows, stretch: int, beyond: Array, least: float) -> None:
         cut.peak[stretch] = self.solver.NumVar(least, self.solver.infinity(), "")
-        row = self._row(0.0, -times.beyond[stretch])
+        row = self._row(0.0, -beyond)
         row.SetCoefficient(cut.excess[stretch], 1.0)
         row.SetCoefficient(cut.peak[stretch], -1.0)
         cut.longest[stretch] = row
 
-    def _add_row(self, cut: _Rows, stretch: int, table: int) -> None:
+    def _add_row(self, cut: _Rows, stretch: int, table: int, peak: Array) -> None:
+        """Add the row of a table's peak, given the peaks of all choices in the stretch."""
         if stretch not in cut.longest:
-            self._add_longest(cut, stretch, 0.0)
-        row = self._row(0.0, np.where(self.table == table, -cut.times.peak[stretch], 0.0))
+            self._add_longest(cut, stretch, cut.times.beyond[stretch], 0.0)
+        first = int(self.first[table])
+        row = self._row(0.0, -peak[first : first + self.sizes[table]], start=first)
         row.SetCoefficient(cut.peak[stretch], 1.0)
         cut.tables[stretch, table] = row
 

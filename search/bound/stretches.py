@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,30 @@ from search.bound.relaxation import Cut
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 NOISE = 1e-12
 """Rounding error of a difference of equal times in ms; a solver would take it for a coefficient."""
+
+
+class Sparse(NamedTuple):
+    """Array stored by its values that are not zero, a fifth of a cut's."""
+
+    shape: tuple[int, ...]
+    at: NDArray[np.int32]
+    values: Array
+
+    @classmethod
+    def of(cls, array: Array) -> Sparse:
+        """Store an array."""
+        at = np.flatnonzero(array).astype(np.int32)
+        return cls(array.shape, at, array.ravel()[at])
+
+    def dense(self) -> Array:
+        """Return the array."""
+        array = np.zeros(self.shape)
+        array.ravel()[self.at] = self.values
+        return array
 
 
 @dataclass(frozen=True)
@@ -29,45 +50,52 @@ class CutTimes:
     """Times of options under a cut in ms.
 
     A plan takes at least ``constant + sum(weights)`` of its options, plus the excess of the slowest
-    rank over the mean rank in every stretch. With ``beyond = even - mean``, that excess is at
-    least ``peak + sum(beyond)`` for the peak of any option, and at least ``floor + sum(idle)``.
+    rank over the mean rank in every stretch. That excess is at least ``peak + sum(beyond)`` for the
+    peak of any option, and at least ``floor + sum(idle)``.
 
     Args:
         constant: constant time of the cycle.
         weights: time on the mean rank in the whole cycle, ``[choices]``.
-        mean: time on the mean rank in every stretch, ``[stretches, choices]``.
-        even: least time on every rank, ``[stretches, choices]``.
-        peak: time above ``even`` on the rank with the longest shard, its launch floor included,
-            ``[stretches, choices]``.
+        all_beyond: see `beyond`.
+        all_peaks: see `peak`.
         floor: least launch floor of the ranks that launch anything, ``[stretches]``; 0 where no
             rank is sure to.
-        idle: ``beyond`` of options that ranks without a launch may have; 0 for all others,
-            ``[stretches, choices]``.
+        idles: mask of options that ranks without a launch may have, ``[stretches, choices]``.
     """
 
     constant: float
     weights: Array
-    mean: Array
-    even: Array
-    peak: Array
+    all_beyond: Sparse
+    all_peaks: Sparse
     floor: Array
-    idle: Array
+    idles: Mask
 
-    @cached_property
+    @property
     def beyond(self) -> Array:
-        """Excess of every rank over the mean one, ``[stretches, choices]``; <= 0."""
-        beyond = self.even - self.mean
-        return np.where(np.abs(beyond) < NOISE, 0.0, beyond)
+        """Return the least time on every rank less that on the mean rank, <= 0, ``[stretches,
+        choices]``."""
+        return self.all_beyond.dense()
+
+    @property
+    def peak(self) -> Array:
+        """Return the time above the least one on the rank with the longest shard, its launch floor
+        included, ``[stretches, choices]``."""
+        return self.all_peaks.dense()
+
+    @property
+    def idle(self) -> Array:
+        """Return ``beyond`` of options that ranks without a launch may have, 0 for all others,
+        ``[stretches, choices]``."""
+        return np.where(self.idles, self.beyond, 0.0)
 
     def of(self, columns: Ints) -> CutTimes:
         """Return the times of some of the choices."""
         return replace(
             self,
             weights=self.weights[columns],
-            mean=self.mean[:, columns],
-            even=self.even[:, columns],
-            peak=self.peak[:, columns],
-            idle=self.idle[:, columns],
+            all_beyond=Sparse.of(self.beyond[:, columns]),
+            all_peaks=Sparse.of(self.peak[:, columns]),
+            idles=self.idles[:, columns],
         )
 
     def peaks(self, shares: Array, first: Ints) -> Array:
@@ -86,8 +114,10 @@ class CutTimes:
             least: certain peaks, ``[stretches]``.
         """
         peaks = self.peaks(shares, first).max(axis=1)
-        longest = (peaks if least is None else np.maximum(peaks, least)) + self.beyond @ shares
-        excess = np.maximum(np.maximum(longest, self.floor + self.idle @ shares), 0.0)
+        beyond = self.beyond
+        longest = (peaks if least is None else np.maximum(peaks, least)) + beyond @ shares
+        idle = np.where(self.idles, beyond, 0.0)
+        excess = np.maximum(np.maximum(longest, self.floor + idle @ shares), 0.0)
         return self.constant + float(self.weights @ shares) + float(excess.sum())
 
 
@@ -108,24 +138,22 @@ class OptionTimes:
         group: Ints,
         floor_of: Callable[[Array], float],
     ) -> None:
-        self.group, self.floor_of = group, floor_of
-        self.loads = choices.loads[index]
+        self.choices, self.index, self.group, self.floor_of = choices, index, group, floor_of
         self.everywhere = choices.everywhere[index]
         self.ranks = choices.problem.topology.world_size
-        self.sizes = sizes = choices.sizes[index]
+        sizes = choices.sizes[index]
         self.first = np.cumsum([0, *sizes[:-1]])
-        rows = np.arange(sizes.sum()) + np.repeat(choices.first[index] - self.first, sizes)
-        self.shards, self.copies = choices.shards[rows], choices.copies[rows]
-        groups = np.repeat(group, sizes)
-        self.rows_of = [(g, np.flatnonzero(groups == g)) for g in np.unique(group).tolist()]
-        self.groups = groups
+        # loads stay where they are: many sets share them
+        self.rows = np.arange(sizes.sum()) + np.repeat(choices.first[index] - self.first, sizes)
+        self.groups = np.repeat(group, sizes)
 
     def _of_shards(self, slopes: Array) -> Array:
         """Return the times of all shards, ``[stretches, shards]``; a shared cache can make a time
         negative, which counts as 0."""
-        times = np.empty((len(slopes), len(self.shards)))
-        for group, rows in self.rows_of:
-            times[:, rows] = slopes[:, group] @ self.shards[rows].T
+        times = np.empty((len(slopes), len(self.rows)))
+        for group in np.unique(self.group).tolist():
+            mine = self.groups == group
+            times[:, mine] = slopes[:, group] @ self.choices.shards[self.rows[mine]].T
         return np.maximum(times, 0.0)
 
     def under(self, cut: Cut) -> CutTimes:
@@ -135,17 +163,19 @@ class OptionTimes:
         every = self._of_shards(ranked.segments) if cut.uneven.any() else own
         longest = own + np.where(own > 0, ranked.floors[:, self.groups], 0.0)
         even = np.where(self.everywhere, np.minimum.reduceat(own, self.first, axis=1), 0.0)
-        mean = np.add.reduceat(every * self.copies, self.first, axis=1) / self.ranks
+        copies = self.choices.copies[self.rows]
+        mean = np.add.reduceat(every * copies, self.first, axis=1) / self.ranks
         peak = np.maximum.reduceat(longest, self.first, axis=1) - even
         peak[peak < NOISE] = 0.0
         floor = np.array([self.floor_of(of_groups) for of_groups in ranked.floors])
-        weights = np.einsum("nc,nc->n", self.loads, ranked.even[self.group]) + mean.sum(axis=0)
+        loads = self.choices.loads[self.index]
+        weights = np.einsum("nc,nc->n", loads, ranked.even[self.group]) + mean.sum(axis=0)
         # of the ranks that launch nothing no other time is known
         paid = ranked.floors > 0
         paid[: len(cut.uneven)] &= ~np.any(cut.uneven, axis=2)
         matters = peak.any(axis=1) | (floor > 0)
-        mean, even, peak, floor = mean[matters], even[matters], peak[matters], floor[matters]
-        idle = np.where(
-            paid[matters][:, self.group] | (np.abs(even - mean) < NOISE), 0.0, even - mean
-        )
-        return CutTimes(cut.constant, weights, mean, even, peak, floor, idle)
+        beyond = (even - mean)[matters]
+        beyond[np.abs(beyond) < NOISE] = 0.0
+        idles = ~paid[matters][:, self.group]
+        stored = Sparse.of(beyond), Sparse.of(peak[matters])
+        return CutTimes(cut.constant, weights, *stored, floor[matters], idles)

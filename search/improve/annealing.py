@@ -14,12 +14,13 @@ Why: docs/decisions/0028-plans-from-the-bound.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from search.improve.cycle_cuts import judge
+from search.improve.cycle_cuts import judge, time_of
 from search.model.cycle_cut import CycleCut
 from search.model.shard_costs import ShardCosts, ShardModel, ShardSpace
 from search.objective import Assignment, Objective
@@ -61,7 +62,7 @@ class Annealer:
     ) -> None:
         self.objective, self.surrogate, self.params = objective, surrogate, params
         for option in objective.space.every_option:  # cuts are over all lookup groups
-            surrogate.shard_loads(option)
+            surrogate.group(option)
         tied = {table for group in objective.space.co_locate for table in group}
         self.free = [t for t in range(len(objective.space.options)) if t not in tied]
 
@@ -79,20 +80,18 @@ class Annealer:
         plan = task.start
         options = self._options(task)
         within = objective.beside(plan)
-        ms, cut = judge(objective, plan)
-        best_ms, fitting = float("inf"), [plan] if objective.fits(plan) else []
-        if fitting:
-            best_ms = ms
+        ms, cut = judge(surrogate, plan)
+        fitting = {plan: ms} if objective.fits(plan) else {}
         recent_cuts: list[CycleCut] = []
         model: ShardModel | None = None
         rounds = max(1, min(task.rounds, task.moves // params.round_moves))
         for number in range(rounds):
-            if cut is None or not self.free or stop(best_ms):
+            if cut is None or not self.free or stop(min(fitting.values(), default=math.inf)):
                 break
             groups = cut.groups
             if model is None or not recent_cuts or recent_cuts[-1].groups != groups:
                 in_groups = [
-                    [o for o in table if surrogate.shard_loads(o)[0] in groups] for table in options
+                    [o for o in table if surrogate.group(o) in groups] for table in options
                 ]
                 model = ShardModel(within, in_groups, surrogate.shard_loads, self.free)
             # cuts do not hold for plans with other exchanges
@@ -114,20 +113,17 @@ class Annealer:
             )
             if fitting_chosen[0] >= 0:
                 on_the_way = model.plan(fitting_chosen, fitting_where)
-                if objective.fits(on_the_way):
-                    fitting.append(on_the_way)
+                if on_the_way not in fitting and objective.fits(on_the_way):
+                    fitting[on_the_way] = time_of(surrogate, on_the_way)
             plan = model.plan(chosen, where)
-            ms, cut = judge(objective, plan)
+            ms, cut = judge(surrogate, plan)
             fits = objective.fits(plan)
             if fits:
-                best_ms = min(best_ms, ms)
-                fitting.append(plan)
+                fitting[plan] = ms
             if not fits and (within.memory(plan) <= within.caps).all():
                 # the shards fit, but the peak does not: lower the caps
                 within, model = within.beside(plan), None
-        different = [*dict.fromkeys(fitting)]
-        times = objective.score(different).tolist()
-        return sorted(zip(different, times, strict=True), key=lambda found: found[1])
+        return sorted(fitting.items(), key=lambda item: item[1])
 
     def _options(self, task: AnnealingTask) -> list[list[Option]]:
         """Return the options of every table, its present one first."""
@@ -139,7 +135,7 @@ class Annealer:
             usable = [o for o in offered if o is not now and id(o) in sound_ids]
             usable = [o for o in usable if not self.objective.legal(o).is_empty]
             options.append([now, *usable])
-            self.surrogate.shard_loads(now)
+            self.surrogate.group(now)
         return options
 
 
@@ -156,7 +152,9 @@ def load_kernel() -> None:
     ends, sides = np.array([0, 1]), np.ones((1, 2))
     space = ShardSpace(
         **dict.fromkeys(["first_option", "first_unit"], ends),
-        **dict.fromkeys(["free", "first_shard", "group", "pool", "first_rank", "ranks"], zeros),
+        **dict.fromkeys(
+            ["free", "first_shard", "group", "pool", "first_rank", "ranks", "distinct"], zeros
+        ),
         **dict.fromkeys(["units", "alternatives", "width"], ones),
         together=np.zeros(1, dtype=np.bool_),
         at_rank=np.zeros((1, 1), dtype=np.int64),

@@ -18,6 +18,7 @@ from predictor.cost.loads import COLUMNS, LONGEST, Load
 from predictor.iteration.graph import Graph
 from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective
+from search.surrogate import Surrogate
 
 Array = NDArray[np.float64]
 
@@ -27,16 +28,23 @@ PROBED = [c for c in range(LONGEST.start) if c not in (Load.SHARDS, Load.ROWS)]
 """Load columns in which costs rise continuously."""
 
 
-def critical_cut(objective: Objective, assignment: Assignment) -> CycleCut | None:
+def critical_cut(surrogate: Surrogate, assignment: Assignment) -> CycleCut | None:
     """Return the cut that is tight at a plan; None if only the host sets its pace."""
-    return judge(objective, assignment)[1]
+    return judge(surrogate, assignment)[1]
 
 
-def judge(objective: Objective, assignment: Assignment) -> tuple[float, CycleCut | None]:
+def time_of(surrogate: Surrogate, assignment: Assignment) -> float:
+    """Return the time of a plan in ms."""
+    surrogate.objective.evaluations += 1
+    graph, program = surrogate.objective.scorer.compile(surrogate.totals(assignment))
+    return float(program.iteration_ms(graph, 1)[0])
+
+
+def judge(surrogate: Surrogate, assignment: Assignment) -> tuple[float, CycleCut | None]:
     """Return the time of a plan in ms and its `critical_cut`."""
-    scorer = objective.scorer
+    objective, scorer = surrogate.objective, surrogate.objective.scorer
     objective.evaluations += 1
-    totals = scorer.totals(objective.table_plans(assignment))
+    totals = surrogate.totals(assignment)
     graph, program = scorer.compile(totals)
     ms = float(program.iteration_ms(graph, 1)[0])
     ops, length, iterations = program.critical_cycle(

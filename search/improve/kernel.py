@@ -31,6 +31,10 @@ HOMEWARD = 0.15
 """Fraction of proposals that return a table to its place in the plan in use, if moves are limited.
 """
 
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "forceinline": True, "_nrt": False}
+"""Options of the compiler. Without the last, references to arrays are counted by atomic increments,
+which take three quarters of a move's time; nothing here allocates. numba has no documented option
+for that."""
 LN_2 = 0.6931471805599453
 
 
@@ -38,9 +42,9 @@ def compiled(function: Any) -> Any:
     """Compile a function with numba; cached code is read from beside this file or the user's cache,
     unless neither can be written."""
     try:
-        return numba.njit(cache=True, error_model="numpy")(function)
+        return numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # no place for a cache
-        return numba.njit(error_model="numpy")(function)
+        return numba.njit(**OPTIONS)(function)
 
 
 @compiled
@@ -73,32 +77,55 @@ def _patience(state: Any) -> Any:
 
 
 @compiled
-def _put(
-    space: Any, cost: Any, loads: Any, used: Any, shard_counts: Any, even: Any, option: int,
-    where: Any, begin: int, sign: float,
-) -> None:  # fmt: skip
-    """Add an option's shards to the ranks, or remove them; ``where`` has the alternative of every
-    unit from ``begin`` on."""
-    shard = space.first_shard[option]
-    group, pool = space.group[option], space.pool[option]
-    width, start = space.width[pool], space.first_rank[pool]
-    columns = loads.shape[1]
+def _list_unit(
+    space: Any, option: int, unit: int, alternative: int, sign: int, changes: Any, count: int
+) -> int:
+    """Append the shards of a unit at an alternative to the changes: shard, rank, group, and whether
+    it comes (1) or goes (-1); return their number."""
+    pool = space.pool[option]
+    width = space.width[pool]
+    shard, at = space.first_shard[option] + unit * width, space.first_rank[pool]
+    for i in range(width):
+        changes[count, 0] = space.distinct[shard + i]
+        changes[count, 1] = space.ranks[at + alternative * width + i]
+        changes[count, 2], changes[count, 3] = space.group[option], sign
+        count += 1
+    return count
+
+
+@compiled
+def _list_move(
+    space: Any, now: int, here: Any, begin: int, option: int, there: Any, changes: Any, count: int
+) -> int:
+    """Append what changes if a table moves: its units from ``begin`` on in ``here`` go, those of an
+    option in ``there`` come. A unit that stays where it is does not change."""
+    for unit in range(space.units[now]):
+        if now != option or here[begin + unit] != there[unit]:
+            count = _list_unit(space, now, unit, here[begin + unit], -1, changes, count)
     for unit in range(space.units[option]):
-        at = start + where[begin + unit] * width
-        for i in range(width):
-            rank = space.ranks[at + i]
-            before = shard_counts[rank, group]
-            shard_counts[rank, group] = before + int(sign)
+        if now != option or here[begin + unit] != there[unit]:
+            count = _list_unit(space, option, unit, there[unit], 1, changes, count)
+    return count
+
+
+@compiled
+def _change(
+    space: Any, cost: Any, loads: Any, used: Any, shard_counts: Any, changes: Any, count: int
+) -> None:
+    """Add the shards that come to their ranks, and remove those that go."""
+    columns = loads.shape[1]
+    for i in range(count):
+        shard, rank, group, sign = changes[i]
+        before = shard_counts[rank, group]
+        shard_counts[rank, group] = before + sign
+        row, work = loads[rank], cost.work[shard]
+        for c in range(columns):
+            row[c] += sign * work[c]
+        if (before == 0) != (before + sign == 0):
             for c in range(columns):
-                loads[rank, c] += sign * cost.work[shard, c]
-            if (before == 0) != (shard_counts[rank, group] == 0):
-                for c in range(columns):
-                    loads[rank, c] += sign * cost.floors[c, group]
-            used[rank, 0] += sign * space.memory[shard, 0]
-            used[rank, 1] += sign * space.memory[shard, 1]
-            shard += 1
-    for k in range(len(even)):
-        even[k] += sign * cost.even[option, k]
+                row[c] += sign * cost.floors[c, group]
+        used[rank, 0] += sign * space.memory[shard, 0]
+        used[rank, 1] += sign * space.memory[shard, 1]
 
 
 @compiled
@@ -107,9 +134,9 @@ def _powered(loads: Any, scale: Any, squares: int, powers: Any, rank: int) -> No
 
     The inner loops run over columns, so that they compile to vector instructions.
     """
-    row = powers[rank]
+    row, load = powers[rank], loads[rank]
     for c in range(len(row)):
-        row[c] = max(0.0, loads[rank, c]) * scale[c]
+        row[c] = max(0.0, load[c]) * scale[c]
     for _ in range(squares):
         for c in range(len(row)):
             row[c] *= row[c]
@@ -164,19 +191,16 @@ def _count(
     used: Any,
     shard_counts: Any,
     even: Any,
+    changes: Any,
 ) -> None:
     """Compute loads, bytes, shard counts and even parts of a plan."""
-    for rank in range(loads.shape[0]):
-        used[rank, 0] = used[rank, 1] = 0.0
-        for c in range(loads.shape[1]):
-            loads[rank, c] = 0.0
-        for group in range(shard_counts.shape[1]):
-            shard_counts[rank, group] = 0
-    for k in range(len(even)):
-        even[k] = 0.0
+    loads[:], used[:], shard_counts[:], even[:] = 0.0, 0.0, 0, 0.0
     for table in range(len(chosen)):
-        at = space.first_unit[table]
-        _put(space, cost, loads, used, shard_counts, even, chosen[table], where, at, 1.0)
+        option, at, count = chosen[table], space.first_unit[table], 0
+        for unit in range(space.units[option]):
+            count = _list_unit(space, option, unit, where[at + unit], 1, changes, count)
+        _change(space, cost, loads, used, shard_counts, changes, count)
+        even += cost.even[option]
 
 
 @compiled
@@ -322,8 +346,10 @@ def anneal(
     on_ranks = np.zeros((4, ranks, columns))
     of_columns = np.zeros((4, columns))
     used, shard_counts = np.zeros((2, ranks, 2)), np.zeros((2, ranks, groups), dtype=np.int64)
-    even = np.zeros((2, len(cost.constants)))
-    arrays = ints, on_ranks, of_columns, used, shard_counts, even
+    of_cuts = np.zeros((2, len(cost.constants)))
+    shards = int((space.units * space.width[space.pool]).max())
+    changes = np.zeros((4 * shards, 4), dtype=np.int64)
+    arrays = ints, on_ranks, of_columns, used, shard_counts, of_cuts, changes
     energy = _anneal(
         space, cost, chosen, where, best, best_where, state, arrays, moves, heat, squares, wall
     )
@@ -346,13 +372,13 @@ def _anneal(
     wall: float,
 ) -> float:
     """Run the loop of `anneal` in preallocated arrays."""
-    ints, on_ranks, of_columns, used_twice, counts_twice, even_twice = arrays
+    ints, on_ranks, of_columns, used_twice, counts_twice, of_cuts, changes = arrays
     mine, other, touched, mark = ints[0], ints[1], ints[2], ints[3]
     loads, powers, old_loads, old_powers = on_ranks[0], on_ranks[1], on_ranks[2], on_ranks[3]
     sums, norms, scale, new_sums = of_columns[0], of_columns[1], of_columns[2], of_columns[3]
     used, old_used = used_twice[0], used_twice[1]
     shard_counts, old_counts = counts_twice[0], counts_twice[1]
-    even, old_even = even_twice[0], even_twice[1]
+    even, new_even = of_cuts[0], of_cuts[1]
     ranks, columns, groups = loads.shape[0], loads.shape[1], shard_counts.shape[1]
     limited = space.max_moves < len(chosen) or space.max_bytes >= 0.0
     for _ in range(8):
@@ -361,7 +387,7 @@ def _anneal(
     moved, moved_bytes = 0, 0.0
     for move in range(moves):
         if move % NORMAL == 0:
-            _count(space, cost, chosen, where, loads, used, shard_counts, even)
+            _count(space, cost, chosen, where, loads, used, shard_counts, even, changes)
             for c in range(columns):
                 most = 0.0
                 for rank in range(ranks):
@@ -441,45 +467,30 @@ def _anneal(
                     same = same and mine[unit] == where[at + unit]
                 if same:
                     continue
+        listed = _list_move(space, now, where, at, option, mine, changes, 0)
+        if second >= 0:
+            listed = _list_move(space, now2, where, at2, now2, other, changes, listed)
         # remember the ranks that change
         count = 0
-        for which in range(4):
-            which_option = now if which == 0 else option if which == 1 else now2
-            if which > 1 and second < 0:
-                break
-            pool = space.pool[which_option]
-            for unit in range(space.units[which_option]):
-                alternative = mine[unit]
-                if which == 0:
-                    alternative = where[at + unit]
-                elif which == 2:
-                    alternative = where[at2 + unit]
-                elif which == 3:
-                    alternative = other[unit]
-                start = space.first_rank[pool] + alternative * space.width[pool]
-                for i in range(space.width[pool]):
-                    rank = space.ranks[start + i]
-                    if mark[rank] != move + 1:
-                        mark[rank] = move + 1
-                        touched[count] = rank
-                        for c in range(columns):
-                            old_loads[count, c] = loads[rank, c]
-                            old_powers[count, c] = powers[rank, c]
-                        for group in range(groups):
-                            old_counts[count, group] = shard_counts[rank, group]
-                        old_used[count, 0], old_used[count, 1] = used[rank, 0], used[rank, 1]
-                        count += 1
-        for k in range(len(even)):
-            old_even[k] = even[k]
+        for i in range(listed):
+            rank = changes[i, 1]
+            if mark[rank] != move + 1:
+                mark[rank] = move + 1
+                touched[count] = rank
+                for c in range(columns):
+                    old_loads[count, c] = loads[rank, c]
+                    old_powers[count, c] = powers[rank, c]
+                for group in range(groups):
+                    old_counts[count, group] = shard_counts[rank, group]
+                old_used[count, 0], old_used[count, 1] = used[rank, 0], used[rank, 1]
+                count += 1
         new_over = over
         for i in range(count):
             new_over -= _over(space, used, touched[i])
         # make the change
-        _put(space, cost, loads, used, shard_counts, even, now, where, at, -1.0)
-        _put(space, cost, loads, used, shard_counts, even, option, mine, 0, 1.0)
-        if second >= 0:
-            _put(space, cost, loads, used, shard_counts, even, now2, where, at2, -1.0)
-            _put(space, cost, loads, used, shard_counts, even, now2, other, 0, 1.0)
+        _change(space, cost, loads, used, shard_counts, changes, listed)
+        for k in range(len(even)):
+            new_even[k] = even[k] + cost.even[option, k] - cost.even[now, k]
         for c in range(columns):
             new_sums[c] = sums[c]
         for i in range(count):
@@ -513,11 +524,13 @@ def _anneal(
                     new_moved += sign
                     new_bytes += sign * space.arriving[which_option]
         outside = new_over + _beyond(space, new_moved, new_bytes)
-        new_energy = _energy(cost, new_sums, scale, squares, even, norms) + wall * outside
+        new_energy = _energy(cost, new_sums, scale, squares, new_even, norms) + wall * outside
         if new_energy <= energy or new_energy - energy < heat * _patience(state):
             energy, over, moved, moved_bytes = new_energy, new_over, new_moved, new_bytes
             for c in range(columns):
                 sums[c] = new_sums[c]
+            for k in range(len(even)):
+                even[k] = new_even[k]
             chosen[table] = option
             for unit in range(space.units[option]):
                 where[at + unit] = mine[unit]
@@ -531,8 +544,6 @@ def _anneal(
                 for i in range(len(where)):
                     best_where[i] = where[i]
         else:
-            for k in range(len(even)):
-                even[k] = old_even[k]
             for i in range(count):
                 rank = touched[i]
                 for c in range(columns):

@@ -1,17 +1,14 @@
 """Moves that merge tables of one exchange into another of their module.
 
-Moving all of them saves an exchange with its collectives and launches; moving a part lets the
-collectives of one exchange overlap with the lookups of the other. Single-table moves reach neither,
-because the first one only adds an exchange.
+That saves an exchange with its collectives and launches. Single-table moves do not reach it,
+because all but the last one save nothing, and the first may add an exchange.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import permutations
-from math import ceil
 
 import numpy as np
 
@@ -23,10 +20,6 @@ from search.surrogate import Surrogate
 Change = dict[int, Choice]
 Exchange = tuple[str, str]
 
-PAIRS = 12
-"""Number of random pairs of exchanges that are tried."""
-SHARES = (1.0, 0.5, 0.25)
-"""Fractions of an exchange's tables that move together."""
 MOST = 100
 """Largest number of tables that move together; placing more costs more than it can gain."""
 
@@ -53,29 +46,15 @@ class ExchangeMerges:
             yield plan, ms
 
     def whole(self, plan: Assignment) -> Iterator[Assignment]:
-        """Yield the plan with all tables of one exchange, if they are few, in another one."""
-        for tables, target in self._pairs(plan):
-            change = self._change(plan, tables, target) if len(tables) <= MOST else {}
-            if change:
-                yield apply(plan, change)
-
-    def some(self, base: Assignment, rng: random.Random) -> Iterator[Change]:
-        """Yield changes between random pairs of exchanges; they may not fit."""
-        pairs = list(self._pairs(base))
-        for members, target in rng.sample(pairs, min(PAIRS, len(pairs))):
-            for share in SHARES:
-                tables = rng.sample(members, min(MOST, ceil(share * len(members))))
-                change = self._change(base, tables, target)
-                if change:
-                    yield change
-
-    def _pairs(self, base: Assignment) -> Iterator[tuple[list[int], Exchange]]:
-        """Yield the tables of each exchange of a plan with each other exchange of their module."""
-        used = [option.exchange for option, _ in base]
+        """Yield the plan with all tables of one exchange, if they are few, in another exchange of
+        their module; it may not fit."""
+        used = [option.exchange for option, _ in plan]
         for source, target in permutations(self.exchanges, 2):
-            members = [table for table, exchange in enumerate(used) if exchange == source]
-            if members and source[0] == target[0]:
-                yield members, target
+            tables = [table for table, exchange in enumerate(used) if exchange == source]
+            if source[0] == target[0] and 0 < len(tables) <= MOST:
+                change = self._change(plan, tables, target)
+                if change:
+                    yield apply(plan, change)
 
     def _change(self, base: Assignment, tables: Sequence[int], target: Exchange) -> Change:
         """Move tables to the target exchange, on their own ranks where that is legal; a table

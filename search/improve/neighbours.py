@@ -10,8 +10,8 @@ import numpy as np
 
 from predictor.model.plan import ShardingType
 from search.improve.merges import Change, ExchangeMerges
-from search.objective import Assignment, Objective, Ranks, apply
-from search.space.option import Choice, Option
+from search.objective import Assignment, Objective, apply
+from search.space.option import Choice
 from search.surrogate import Surrogate
 
 SWAPPED = 64
@@ -27,7 +27,6 @@ class Neighbours:
 
     def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
         self.objective, self.surrogate = objective, surrogate
-        self.topology = objective.problem.topology
         self.random = random.Random(seed)
         self.merges = ExchangeMerges(objective, surrogate)
 
@@ -36,9 +35,15 @@ class Neighbours:
         used = self.objective.memory(base)
         order = self._order(base)
         single = chain.from_iterable(self._of_table(base, t, order) for t in order)
-        for change in chain(self.merges.some(base, self.random), single):
+        for change in chain(self._merges(base), single):
             if self._fits(base, used, change):
                 yield change
+
+    def _merges(self, base: Assignment) -> Iterator[Change]:
+        """Yield moves of all tables of one exchange into another one."""
+        for merged in self.merges.whole(base):
+            pairs = enumerate(zip(base, merged, strict=True))
+            yield {table: after for table, (before, after) in pairs if after != before}
 
     def _order(self, base: Assignment) -> list[int]:
         """Return the tables in random order, those on a rank slowest in some phase first."""
@@ -66,20 +71,16 @@ class Neighbours:
     def _moves(self, base: Assignment, table: int) -> Iterator[Choice]:
         """Yield moves of one unit of the table; of equal units on the same ranks one is moved."""
         option, ranks = base[table]
-        legal = self.objective.legal(option)
         start, visited = 0, set()
-        for alternatives in legal.units:
+        for alternatives in self.objective.legal(option).units:
             width = len(alternatives[0])
             here = ranks[start : start + width]
             for there in alternatives if here not in visited else ():
                 moved = (*ranks[:start], *there, *ranks[start + width :])
-                if there != here and self._one_group(legal.same_group, moved):
+                if there != here and self.objective.is_legal(option, moved):
                     yield option, moved
             visited.add(here)
             start += width
-
-    def _one_group(self, same_group: bool, ranks: Ranks) -> bool:
-        return not same_group or len({self.topology.group_of(r) for r in ranks}) == 1
 
     def _options(self, base: Assignment, table: int) -> Iterator[Choice]:
         """Yield other options for the table, placed greedily around the other tables."""
@@ -93,17 +94,9 @@ class Neighbours:
                     yield option, placed
 
     def _swaps(self, base: Assignment, table: int, partners: Sequence[int]) -> Iterator[Change]:
-        """Yield swaps of the table with others; each has one unit."""
-        first, here = base[table]
-        if not self._is_movable(first):
-            return
+        """Yield swaps of the table's ranks with those of others."""
+        (first, here), legal = base[table], self.objective.is_legal
         for other in partners:
             second, there = base[other]
-            alike = len(here) == len(there) and here != there and self._is_movable(second)
-            legal = self.objective.is_legal
-            if alike and legal(first, there) and legal(second, here):
+            if here != there and legal(first, there) and legal(second, here):
                 yield {table: (first, there), other: (second, here)}
-
-    def _is_movable(self, option: Option) -> bool:
-        legal = self.objective.legal(option)
-        return len(legal.units) == 1 and len(legal.units[0]) > 1

@@ -30,7 +30,7 @@ class ShardCosts(NamedTuple):
     """Costs of shards under some cuts, for compiled code.
 
     Args:
-        work: cost of a shard in each column of its rank, ``[shards, columns]`` in ms.
+        work: cost of a distinct shard in each column of its rank, ``[distinct, columns]`` in ms.
         even: cost of an option in each cut, on any ranks, ``[options, cuts]`` in ms.
         floors: cost of a rank with any shard of a group, ``[columns, groups]`` in ms.
         member: number of segments of a cut in a column, ``[cuts, columns]``.
@@ -58,7 +58,9 @@ class ShardSpace(NamedTuple):
             there are, and shards of a unit, ``[pools]``.
         ranks: of all alternatives, one after the other.
         at_rank: alternative that begins at a rank, -1 if none, ``[pools, ranks]``.
-        memory: bytes of a shard, ``[shards, hbm or ddr]``.
+        distinct: which of the distinct shards each one equals, ``[shards]``; those of a row-wise
+            table are alike, and there are thousands on many ranks.
+        memory: bytes of a distinct shard, ``[distinct, hbm or ddr]``.
         caps: ``[ranks, hbm or ddr]``.
         local: ranks of a host.
         unit: bytes; where there is less memory, what exceeds it is measured by that.
@@ -82,6 +84,7 @@ class ShardSpace(NamedTuple):
     width: Ints
     ranks: Ints
     at_rank: Ints
+    distinct: Ints
     memory: Array
     caps: Array
     local: int
@@ -115,13 +118,15 @@ class ShardModel:
         self.world = objective.problem.topology.world_size
         grouped_loads = [loads_of(option) for option in self.options]
         self.group = np.array([group for group, _ in grouped_loads])
-        self.loads = np.concatenate([loads for _, loads in grouped_loads])
+        loads = np.concatenate([loads for _, loads in grouped_loads])
         counts = np.array([len(loads) for _, loads in grouped_loads])
-        self.group_of_shard = np.repeat(self.group, counts)
         self.first_shard = np.concatenate([[0], np.cumsum(counts)])
+        memory = np.concatenate([objective.shard_memory(option) for option in self.options])
+        group = np.repeat(self.group, counts)
+        shards, distinct = _distinct(np.concatenate([loads, memory, group[:, None]], axis=1))
+        self.loads, self.group_of_shard = loads[shards], group[shards]
         self.groups = len(objective.scorer.groups)
         legal = [objective.legal(option) for option in self.options]
-        memory = [objective.shard_memory(option) for option in self.options]
         self.pools: dict[tuple[tuple[int, ...], ...], int] = {}
         pool = [self.pools.setdefault(placements.units[0], len(self.pools)) for placements in legal]
         self.alternatives = [*self.pools]
@@ -151,8 +156,9 @@ class ShardModel:
             width=width,
             ranks=np.array([r for pool in self.alternatives for ranks in pool for r in ranks]),
             at_rank=at_rank,
+            distinct=distinct,
             # numba compiles the kernel anew for arrays of another order
-            memory=np.ascontiguousarray(np.concatenate(memory)),
+            memory=np.ascontiguousarray(memory[shards]),
             caps=np.ascontiguousarray(objective.caps.T),
             local=objective.problem.topology.intra_group_size,
             unit=max(1.0, 0.01 * float(objective.caps.max())),
@@ -189,7 +195,7 @@ class ShardModel:
             home_where=home_where,
             arriving=np.array(arriving, dtype=np.float64),
             max_moves=in_use.max_moves,
-            max_bytes=-1.0 if in_use.max_bytes is None else in_use.max_bytes,
+            max_bytes=-1.0 if in_use.max_bytes is None else float(in_use.max_bytes),
         )
 
     def _ends(self, option: int) -> list[tuple[int, ...]]:
@@ -254,8 +260,17 @@ class ShardModel:
             evens[mine] = self.loads[mine] @ even_of[:, group].T
         return ShardCosts(
             work=np.maximum(work, 0.0),
-            even=np.add.reduceat(evens, self.first_shard[:-1], axis=0),
+            even=np.add.reduceat(evens[self.space.distinct], self.first_shard[:-1], axis=0),
             floors=np.ascontiguousarray(floors),
             member=np.ascontiguousarray(member[:, : len(slopes)]),
             constants=np.array([cut.constant for cut in cuts]),
         )
+
+
+def _distinct(rows: Array) -> tuple[Ints, Ints]:
+    """Return where each of the distinct rows first occurs, and which of them every row equals."""
+    rows = np.ascontiguousarray(rows)
+    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order], np.argsort(order)[which]

@@ -97,6 +97,8 @@ class AnnealedPlans:
         }
         candidates = [c for c, _ in origins if id(c) in origin]
         finalists = rank_distinct(candidates)[: params.finalists]
+        slowest_ms = (1 + params.apart) * finalists[0].iteration_ms
+        finalists = [c for c in finalists if c.iteration_ms <= slowest_ms]
         each = round((1 - params.first_share) * self.moves / max(1, params.finalists))
         numbered = enumerate(islice(cycle(finalists), params.finalists), len(sets))
         pieces = [
@@ -119,17 +121,25 @@ class AnnealedPlans:
         start = self._start(exchange_set)
         if start is None:
             return []
-        window = self.params.window_of(self.tables) * exchange_set.priced_ms
+        params, cuts = self.params, self.cuts_of(exchange_set)
+        heat = self._heat(exchange_set.memory @ exchange_set.shares)
+        placing = 0 if heat == params.scarce_heat else round(params.placing * moves)
+        task = AnnealingTask(
+            start, [[] for _ in start], placing, params.rounds, self.seed + number, cuts, heat
+        )
+        placed = self._annealed(task) if placing else []
+        if placed:
+            start, heat = placed[0].assignment, heat * params.warm
         task = AnnealingTask(
             start,
-            self._near(exchange_set, window),
-            moves,
-            self.params.rounds,
+            self._near(exchange_set, params.window_of(self.tables) * exchange_set.priced_ms),
+            moves - placing,
+            params.rounds,
             self.seed + number,
-            self.cuts_of(exchange_set),
-            heat=self._heat(exchange_set.memory @ exchange_set.shares),
+            cuts,
+            heat,
         )
-        return self._annealed(task)
+        return sorted([*placed, *self._annealed(task)], key=lambda c: c.iteration_ms)
 
     def _finish(
         self,
@@ -243,7 +253,9 @@ class AnnealedPlans:
             if _most_exchanges(exchange_set) <= self.params.few
         ]
         chosen: list[ExchangeSet] = []
-        turns = zip_longest(*(self._cheapest(part, best_ms) for part in (sets, few)))
+        many = self.params.set_choices // len(self.bound.choices.all)
+        most, steps = max(self.params.sets, many), min(self.params.set_steps, max(2, many // 4))
+        turns = zip_longest(*(self._cheapest(part[:most], best_ms, steps) for part in (sets, few)))
         for exchange_set in chain.from_iterable(turns):
             if exchange_set is not None and exchange_set not in chosen:
                 chosen.append(exchange_set)
@@ -251,26 +263,31 @@ class AnnealedPlans:
                 break
         return chosen
 
-    def _cheapest(self, sets: Sequence[ExchangeSet], best_ms: float) -> Iterator[ExchangeSet]:
+    def _cheapest(
+        self, sets: Sequence[ExchangeSet], best_ms: float, steps: int
+    ) -> Iterator[ExchangeSet]:
         """Yield sets by the bounds of their own programs, refined here as needed.
 
-        Before that a set has the bound of its family, which hardly tells sets apart.
+        Before that a set has the bound of its family, which hardly tells sets apart. With many sets
+        and little effort, not all of them are refined.
+
+        Args:
+            steps: most refinements of a set.
         """
-        waiting = [
-            (exchange_set.proven, number, self.params.set_steps)
-            for number, exchange_set in enumerate(sets)
-        ]
+        refinements = max(self.params.sets, self.params.bound_steps)
+        waiting = [(exchange_set.proven, number, steps) for number, exchange_set in enumerate(sets)]
         heapq.heapify(waiting)
         ended = False
         while waiting:
             _, number, steps_left = heapq.heappop(waiting)
             exchange_set = sets[number]
-            ended = ended or self.time_is_up()
+            ended = ended or not refinements or self.time_is_up()
             if not steps_left or ended:
                 if exchange_set.relaxation is not None:
                     yield exchange_set
                 continue
             done = exchange_set.refine()[1]
+            refinements -= 1
             if exchange_set.proven < best_ms:
                 heapq.heappush(
                     waiting, (exchange_set.proven, number, 0 if done else steps_left - 1)

@@ -67,7 +67,7 @@ class Neighbourhoods:
         self.objective, self.surrogate, self.seed = objective, surrogate, seed
         self.random = random.Random(seed)
         self.world = objective.problem.topology.world_size
-        self.groups = sorted({surrogate.shard_loads(o)[0] for o in objective.space.every_option})
+        self.groups = sorted({surrogate.group(o) for o in objective.space.every_option})
 
     def improve(
         self,
@@ -86,7 +86,7 @@ class Neighbourhoods:
         """
         now = best = start
         best_ms = float(self.objective.score([start])[0])
-        cuts = [cut for cut in [critical_cut(self.objective, start)] if cut is not None]
+        cuts = [cut for cut in [critical_cut(self.surrogate, start)] if cut is not None]
         within = self.objective.beside(start)
         while work > 0 and cuts and not stop(best_ms):
             limit_ms = best_ms * (1 + SLOWER)
@@ -95,7 +95,7 @@ class Neighbourhoods:
             work -= spent
             if plan is None or plan == now or not self.objective.fits(plan):
                 continue
-            ms, cut = float(self.objective.score([plan])[0]), critical_cut(self.objective, plan)
+            ms, cut = float(self.objective.score([plan])[0]), critical_cut(self.surrogate, plan)
             cuts += [cut] if cut is not None else []
             if ms <= limit_ms:
                 now = plan
@@ -140,9 +140,9 @@ class Neighbourhoods:
         Returns:
             The best plan under the cuts, None if none is fast enough; the deterministic time spent.
         """
-        objective, shard_loads = self.objective, self.surrogate.shard_loads
+        objective, group_of = self.objective, self.surrogate.group
         space = objective.space.beside([option for option, _ in base])
-        groups = {shard_loads(option)[0] for option, _ in base} | {self.random.choice(self.groups)}
+        groups = {group_of(option) for option, _ in base} | {self.random.choice(self.groups)}
         cuts = [cut for cut in cycle_cuts if cut.groups <= groups][-CUTS:]
         if not cuts or not tables:
             return None, BUILDING
@@ -154,10 +154,10 @@ class Neighbourhoods:
             return AllowedPlacements(tuple(map(tuple, units)), legal.same_group)
 
         def loads_of(option: Option) -> OptionLoads:
-            group, loads = shard_loads(option)
+            group, loads = self.surrogate.shard_loads(option)
             return OptionLoads(group, loads.sum(axis=0) / self.world, loads)
 
-        offered = [[o for o in space.options[t] if shard_loads(o)[0] in groups] for t in tables]
+        offered = [[o for o in space.options[t] if group_of(o) in groups] for t in tables]
         fixed = [choice for t, choice in enumerate(base) if t not in set(tables)]
         model = CutModel(
             objective.problem.topology,

@@ -389,7 +389,8 @@ def _cut(
     """Sizes and offsets of blocks; the kernels of a table share them, of many ranks large ones."""
     blocks = row_blocks(rows, parts)
     starts = range(0, dim, columns)
-    sizes = tuple((count, columns) for _ in starts for _, count in blocks)
+    size_of = {count: (count, columns) for _, count in blocks}  # a thousand shards share few
+    sizes = tuple(size_of[count] for _ in starts for _, count in blocks)
     offsets = tuple((first, start) for start in starts for first, _ in blocks)
     return sizes, offsets
 

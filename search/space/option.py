@@ -228,6 +228,13 @@ def place(option: Option, ranks: Sequence[int]) -> TablePlan:
     return TablePlan(option.sharding_type, option.compute_kernel, shards, option.module, parameters)
 
 
+def sample(option: Option, shards: Sequence[int]) -> TablePlan:
+    """Return a plan of some shards of an option alone, for what is the same on any rank."""
+    sizes = tuple(option.sizes[i] for i in shards)
+    offsets = tuple(option.offsets[i] for i in shards)
+    return place(replace(option, sizes=sizes, offsets=offsets), [0] * len(shards))
+
+
 Choice = tuple[Option, tuple[int, ...]]
 """Sharding of one table, and the rank of every shard."""
 

@@ -365,7 +365,15 @@ class Advisor:
         if case.problem().topology.groups > 1:
 
             def faster(case: Case) -> Case:
-                return replace(case, hardware=faster_link(case.hardware, "inter", FASTER))
+                levels = tuple(
+                    level if level.gbit_s is None else replace(level, gbit_s=FASTER * level.gbit_s)
+                    for level in case.installed.network
+                )
+                return replace(
+                    case,
+                    hardware=faster_link(case.hardware, "inter", FASTER),
+                    installed=replace(case.installed, network=levels),
+                )
 
             advice = self.found([Step("network", None, FASTER, faster)], self.plan)
             if advice is not None:

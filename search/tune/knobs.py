@@ -20,7 +20,7 @@ from predictor.model.distribution import Uniform
 from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.memory.peak import DEFAULT_RESERVE, leave_for_shards
 from predictor.model.plan import ComputeKernel
-from predictor.model.topology import FULLY_SHARDED, ReplicaGroups, Topology
+from predictor.model.topology import FULLY_SHARDED, NetworkLevel, ReplicaGroups, Topology
 from predictor.model.workload import INTEGERS, DenseArch, Table, Workload
 from predictor.units import GIB
 from search.problem import Problem
@@ -319,7 +319,8 @@ class Hosts(BatchSize):
             ddr_bytes=before.ddr_cap_bytes[0],
             nvlink_domain=self._domain(case, value),
         )
-        return replace(case, installed=installed)
+        network = tuple(filter(None, _levels(case, value)))
+        return replace(case, installed=replace(installed, network=network))
 
     def _domain(self, case: Case, hosts: int) -> int:
         """Return the ranks of an NVLink domain with that many hosts.
@@ -432,7 +433,24 @@ def _widths(case: Case) -> Iterable[int]:
 
 def _hosts_wrong(case: Case, value: Any) -> str:
     most = MAX_RANKS // case.installed.local_world_size
-    return "" if 1 <= value <= most else f"it must be at least 1 and at most {most}"
+    if not 1 <= value <= most:
+        return f"it must be at least 1 and at most {most}"
+    try:
+        _levels(case, value)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _levels(case: Case, hosts: int) -> list[NetworkLevel | None]:
+    """Return the levels of the network over that many hosts, None for those that join none.
+
+    Raises:
+        InputError: parts of a level would be filled unevenly.
+    """
+    before = case.installed
+    count = hosts * before.local_world_size
+    return [level.in_row(before.world_size, count) for level in before.network]
 
 
 def _hosts_refused(case: Case) -> str:

@@ -120,7 +120,8 @@ def try_setting(
     bound = values_of(goals, problem, root_ms, least)
     if rules_out(bound):
         return Outcome(state="ruled out", bound=bound)
-    result = solve(problem, stop, seed, top_k=1, searchers=searchers, starts=warm)
+    # settings are compared by their fastest plans; the last search prefers one that ties
+    result = solve(problem, stop, seed, top_k=1, searchers=searchers, starts=warm, tolerance=0.0)
     best = result.best
     return Outcome(
         state="searched",

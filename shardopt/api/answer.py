@@ -17,10 +17,25 @@ from predictor.model.plan_json import plan_text, plan_to_dict
 from predictor.predict import Prediction
 from search.baselines.starting_plans import TORCHREC, first_plan
 from search.constraint_costs import ConstraintCosts, price_constraints
-from search.expected_gain import ExpectedGain, Stakes, gain_over_baseline, stakes
+from search.expected_gain import (
+    ExpectedGain,
+    Stakes,
+    expected_gain,
+    gain_over_baseline,
+    stakes,
+)
 from search.in_use.price import Move, MovePrice
 from search.prefer import TOLERANCE
-from search.problem import NOMINAL, REGRET, Problem, Progress, RankedPlan, Result, silent
+from search.problem import (
+    NOMINAL,
+    REGRET,
+    ROUNDING,
+    Problem,
+    Progress,
+    RankedPlan,
+    Result,
+    silent,
+)
 from search.stop import Stop
 from search.tune.advice import Advised, Advisor
 from shardopt.api.cache import ResultCache
@@ -114,7 +129,8 @@ class Answer:
         if gain is None:
             return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."
         low, high = gain.interval
-        words = f"{percent(gain.mean)} ({points(low)} to {points(high)})"
+        # as many digits as its interval, so that it lies in it
+        words = f"{points(gain.mean).lstrip('+')} % ({points(low)} to {points(high)})"
         if gain.verdict == "use":
             return f"Use plan 1: it gains {words} over TorchRec's plan."
         if gain.verdict == "measure" and gain.mean > 0:
@@ -124,6 +140,12 @@ class Answer:
                 f"Plan 1 is predicted to gain {percent(gain.nominal)} over TorchRec's plan, but "
                 f"{words} on average over the errors of all costs: only a measurement tells."
             )
+        best = self.result.best.plan
+        if best.tables != self.result.baseline_plans.get(TORCHREC, best).tables:
+            time = ms(self.best.iteration_ms)
+            return f"Use plan 1: {time} per iteration; it gains {words} over TorchRec's plan."
+        if gain.nominal <= ROUNDING:
+            return "Keep TorchRec's plan: no plan was found that is predicted to be faster."
         return (
             f"Keep TorchRec's plan: the best other plan gains {words}, and a gain counts when its "
             f"interval is above {percent(TOLERANCE)}."
@@ -206,29 +228,49 @@ def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
     return followed_up(find_answer(inputs, stop, cache), stop)
 
 
-def _keep_torchrecs(
-    setting: Setting, result: Result, predictions: list[Prediction]
+def _with_first(
+    setting: Setting, result: Result, predictions: list[Prediction], first: RankedPlan
 ) -> tuple[Result, list[Prediction]]:
-    """Return the result with TorchRec's plan first, if that plan fits and breaks no constraint.
-
-    A plan that is not predicted to be faster by more than a tie is no reason to leave it.
-    """
-    plan = result.baseline_plans[TORCHREC]
-    prediction = setting.predict(plan)
-    if broken(plan, setting) or not all(rank.fits for rank in prediction.memory):
-        return result, predictions
-    ours = [
+    """Return the result with another plan first, and the predictions in its order."""
+    others = [
         pair
         for pair in zip(result.plans, predictions, strict=True)
-        if pair[0].plan.tables != plan.tables
+        if pair[0].plan.tables != first.plan.tables
     ]
-    first = RankedPlan(plan, prediction.iteration_ms, TORCHREC), prediction
-    plans, predicted = zip(*[first, *ours][: len(predictions)], strict=True)
+    pairs = [(first, setting.predict(first.plan)), *others][: len(predictions)]
+    plans, predicted = zip(*pairs, strict=True)
     faster = result.fastest or result.best
-    fastest = faster if faster.iteration_ms < prediction.iteration_ms else None
+    fastest = faster if faster.iteration_ms * (1 + ROUNDING) < first.iteration_ms else None
     # ties and scenarios belong to the plan that was first before
     result = replace(result, plans=plans, fastest=fastest, ties=None, scenarios=())
     return result, list(predicted)
+
+
+def _beside_torchrecs(
+    setting: Setting,
+    problem: Problem,
+    result: Result,
+    predictions: list[Prediction],
+    gain: ExpectedGain,
+    *,
+    ties_given: bool,
+) -> tuple[Result, list[Prediction], ExpectedGain]:
+    """Return the result, predictions and gain where the preferred plan is no reason to leave
+    TorchRec's: the fastest plan comes first if it is one, else TorchRec's, if that can be used.
+
+    Args:
+        gain: of the preferred plan; the gain that is returned is that of the fastest one.
+        ties_given: the user says what ties, so the preferred plan stands for the fastest one.
+    """
+    plan = result.baseline_plans[TORCHREC]
+    if result.fastest is not None and not ties_given:
+        gain = expected_gain(problem, result.fastest.plan, plan, TORCHREC)
+        if gain.verdict != "keep":
+            return *_with_first(setting, result, predictions, result.fastest), gain
+    if broken(plan, setting) or not problem.fits(plan):
+        return result, predictions, gain
+    torchrecs = RankedPlan(plan, result.baselines[TORCHREC], TORCHREC)
+    return *_with_first(setting, result, predictions, torchrecs), gain
 
 
 def find_answer(
@@ -247,7 +289,9 @@ def find_answer(
         inputs.problem, stop, seed, inputs.scenarios, cache, progress=progress, **options
     )
     head = {**inputs.head, MADE: inputs.made_by}
-    return replace(answer_of(inputs.setting, result, head, stop), from_cache=from_cache)
+    ties_given = inputs.request.tie is not None
+    answer = answer_of(inputs.setting, result, head, stop, ties_given=ties_given)
+    return replace(answer, from_cache=from_cache)
 
 
 def find_plans(
@@ -280,11 +324,19 @@ def find_plans(
 
 
 def answer_of(
-    setting: Setting, result: Result, head: Mapping[str, Any], stop: Stop | None = None
+    setting: Setting,
+    result: Result,
+    head: Mapping[str, Any],
+    stop: Stop | None = None,
+    *,
+    ties_given: bool = False,
 ) -> Answer:
     """Return the answer of a search: the best plan, and as many others as there is time to predict.
 
     Further steps are skipped if no time is left.
+
+    Args:
+        ties_given: the user says how much slower a preferred plan may be.
     """
     stop = stop or Stop()
     problem = setting.problem()
@@ -305,7 +357,9 @@ def answer_of(
         gain = gain_over_baseline(problem, result)
     alone = result.in_use is None and result.aim == NOMINAL
     if gain is not None and alone and gain.verdict == "keep":
-        result, predictions = _keep_torchrecs(setting, result, predictions)
+        result, predictions, gain = _beside_torchrecs(
+            setting, problem, result, predictions, gain, ties_given=ties_given
+        )
     move = None
     if result.in_use is not None:
         move = MovePrice(problem, result.in_use.plan, result.in_use.held).of(result.best.plan)

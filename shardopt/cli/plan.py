@@ -47,13 +47,18 @@ class PlanFlags(PlanRequest):
 
     def one(self) -> PlanRequest:
         """Return the request for a single machine."""
-        ranks = read_gpus(self.gpus)
-        return PlanRequest(**{**vars(self), "gpus": ranks[0] if ranks else None})
+        hardware, gpus = self.machines()
+        name = (hardware[0] if len(hardware) == 1 else None) or self.hardware
+        return PlanRequest(**{**vars(self), "hardware": name, "gpus": gpus[0] if gpus else None})
 
     def machines(self) -> tuple[list[str | None], list[int]]:
-        """Return the names of hardware, None for the default, and the numbers of GPUs."""
+        """Return the names of hardware, None for the default, and the numbers of GPUs, each once.
+
+        An empty name among others stays, to be refused.
+        """
         names = [name.strip() or None for name in (self.hardware or "").split(",")]
-        return names, read_gpus(self.gpus)
+        unique = names if None in names else [*dict.fromkeys(names)]
+        return unique, [*dict.fromkeys(read_gpus(self.gpus))]
 
 
 @dataclass(frozen=True)
@@ -110,13 +115,14 @@ class AdviceFlags:
     advice_only: bool = False
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the advice to apply, from 1."""
+        """Return the numbers of the advice to apply, from 1, each once."""
         if self.advice is not None and self.apply is None:
             raise InputError("--advice chooses what --apply FILE writes; give --apply, too")
         try:
-            return [int(number) for number in (self.advice or "1").split(",")]
+            numbers = [int(number) for number in (self.advice or "1").split(",")]
         except ValueError:
             raise InputError(f"--advice is {self.advice}; give numbers such as 1 or 1,3") from None
+        return [*dict.fromkeys(numbers)]
 
     def applied(self, answer: Answer, request: PlanRequest, say: Say) -> str:
         """Write the model file with the advice, and return the plan file that goes with it."""
@@ -213,6 +219,7 @@ def plan(
     if several:
         return plan_each(request, hardware, gpus, price, output, cache, quiet=silent)
     files = [path for path in (output, advising.apply) if path is not None]
+    numbers = [] if advising.apply is None else advising.numbers()
     for path in files:
         check_writable(path, request.inputs)
     request = replace(request, top_k=max(request.top_k, confirming.confirm or 1))
@@ -230,7 +237,7 @@ def plan(
         answer = advise_only(inputs, stop)
         if advising.apply is not None:
             advising.applied(answer, request, say)
-        return advice_view(answer.advice_document())
+        return advice_view(answer.advice_document(), numbers)
     with SearchProgress(on=not silent) as shown:
         answer = find_answer(inputs, stop, cache, shown)
     if answer.from_cache:
@@ -248,7 +255,7 @@ def plan(
     if json:
         note(answer.setting.notes, quiet=quiet)
     code = EXIT_INTERRUPTED if answer.is_interrupted else 0
-    view = replace(plan_view(answer.document(request.from_), end), code=code)
+    view = replace(plan_view(answer.document(request.from_), end, numbers), code=code)
     if rank is not None and answer.confirmation is not None:
         from shardopt.ranks.rank import end_process
 

@@ -54,8 +54,8 @@ class TuneFlags:
                 if getattr(self, name) is not None:
                     raise InputError(f"--{name} is for tuning; give it with --tune batch_size")
             return
-        for name in ("from_", "objective", "scenarios", "stats"):
-            if getattr(request, name) not in (None, "nominal"):
+        for name in ("from_", "objective", "scenarios", "stats", "tie", "prove"):
+            if getattr(request, name) not in (None, False, "nominal"):
                 raise InputError(
                     f"--{name.rstrip('_')} is about one setting, and --tune tries many; tune "
                     "first, then plan for the chosen setting with it"

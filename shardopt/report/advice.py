@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from search.prefer import TOLERANCE
 from search.tune.advice import OtherMachine
 from shardopt.api.document import AdviceKeys, Change, Considered, SingleChange
@@ -15,11 +17,12 @@ SAME = 5e-4
 """Change of GPU time per sample below which it counts as none, a fraction."""
 
 
-def advice(answer: AdviceKeys, device: str) -> list[Block]:
+def advice(answer: AdviceKeys, device: str, applied: Sequence[int] = ()) -> list[Block]:
     """List the changes that gain most per sample, what they take, and what other machines give.
 
     Args:
         device: ``cuda`` or ``cpu``, of the profile.
+        applied: numbers of the changes, from 1, that a model file was written with.
     """
     considered = answer.advice_considered
     if considered is None:
@@ -40,7 +43,9 @@ def advice(answer: AdviceKeys, device: str) -> list[Block]:
         parts = [str(i) for i, a in enumerate(answer.advice, 1) if a.label in together.labels]
         rows.append(("", f"{', '.join(parts[:-1])} and {parts[-1]} together", *_cells(together)))
     grid = TextTable([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
-    return [*blocks, grid, f"To do 1: {answer.advice[0].how}.", *machines]
+    written = " (the model file is written)" if applied else ""
+    to_do = [f"To do {n}{written}: {answer.advice[n - 1].how}." for n in applied or (1,)]
+    return [*blocks, grid, *to_do, *machines]
 
 
 def none_saves(considered: Considered) -> str:

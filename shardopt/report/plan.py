@@ -51,37 +51,39 @@ SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
 
 
-def plan_view(answer: PlanAnswer, end: Sequence[str]) -> View:
+def plan_view(answer: PlanAnswer, end: Sequence[str], applied: Sequence[int] = ()) -> View:
     """Return all forms of an answer.
 
     Args:
         end: what became of the plan, and what to type next.
+        applied: numbers of the advice, from 1, that a model file was written with.
     """
     brief, confirmation = headline(answer), answer.confirmation
     if confirmation is not None:
         brief.append(gained(confirmation, answer.expected_gain))
-    return View(answer, report(answer, end), brief)
+    return View(answer, report(answer, end, applied), brief)
 
 
-def advice_view(answer: AdviceAnswer) -> View:
-    """The advice alone, at a plan that was not searched for."""
+def advice_view(answer: AdviceAnswer, applied: Sequence[int] = ()) -> View:
+    """The advice alone, at a plan that was not searched for; ``applied`` as of `plan_view`."""
     theirs = answer.found_by == TORCHREC
     finder = finder_words(answer.found_by) if theirs else f"the rule '{answer.found_by}'"
     blocks: list[Block] = [
         setting_facts(answer.setting),
-        *advice(answer, answer.device),
+        *advice(answer, answer.device, applied),
         f"No search was run; the advice is for the plan of {finder}, which takes "
         f"{ms(answer.iteration_ms)}.",
     ]
     return View(answer, blocks, notes=answer.setting.notes)
 
 
-def report(answer: PlanAnswer, end: Sequence[str]) -> list[Block]:
+def report(answer: PlanAnswer, end: Sequence[str], applied: Sequence[int] = ()) -> list[Block]:
     """Report the verdict, the ranking, then the details of the best plan."""
     lever, best = answer.lever, answer.best
     lead = [answer.verdict, *constraints_words(answer)]
     if lever is not None:
-        lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
+        beside = "" if answer.expected_gain is None else " gains more than the plan"
+        lead.append(f"Advice 1{beside}: {advice_words(lever)}.")
     if answer.host_bound is not None:
         lead.append(host_words(answer.host_bound))
     uneven = uneven_words(best.prediction, answer.gap)
@@ -91,7 +93,7 @@ def report(answer: PlanAnswer, end: Sequence[str]) -> list[Block]:
         *(Line(text, "bold") for text in lead),
         "",
         setting_facts(answer.setting),
-        *advice(answer, answer.device),
+        *advice(answer, answer.device, applied),
         *constraints(answer),
         *measured(answer.confirmation, answer.expected_gain),
         *_ranking(answer),
@@ -180,7 +182,7 @@ def _above(time_ms: float, answer: PlanAnswer) -> str:
 
 def finder_words(found_by: str) -> str:
     """Return the console's name for the finder of a plan."""
-    return "TorchRec's planner" if found_by == TORCHREC else found_by.replace("_", " ")
+    return found_by.replace(TORCHREC, "TorchRec's planner").replace("_", " ")
 
 
 def deciding_lines(constants: Sequence[DecidingConstant]) -> list[Block]:

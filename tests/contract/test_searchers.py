@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,7 +20,7 @@ from search.improve.annealing import Annealer, AnnealingTask, load_kernel
 from search.improve.kernel import _anneal
 from search.objective import Assignment
 from search.partitioner import GreedyPartitioner
-from search.problem import Problem
+from search.problem import PlanInUse, Problem
 from search.propose.annealed import propose_annealed
 from search.propose.cpsat import propose_by_cpsat
 from search.propose.study import propose_by_study
@@ -33,6 +34,7 @@ from tests.search.problems import (
     assert_valid,
     hosts,
     random_problem,
+    some_plan,
     tools_of,
 )
 
@@ -142,7 +144,8 @@ def test_the_same_seed_gives_the_same_plans(searcher: str) -> None:
 def test_the_kernel_of_annealing_is_the_one_that_setup_compiles() -> None:
     """Compiling it once more takes a user's first search ten seconds."""
     load_kernel()
-    for problem in (uneven(), spanning()):
+    in_use = PlanInUse(some_plan(spanning(), 0), max_bytes=1000 * GIB)
+    for problem in (uneven(), spanning(), replace(spanning(), in_use=in_use)):
         assert by_annealer(tools_of(problem, EFFORT))
     assert len(_anneal.signatures) == 1
 

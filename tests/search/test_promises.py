@@ -139,5 +139,6 @@ def test_twice_the_gpus_are_predicted_with_the_links_between_their_hosts() -> No
         (twice,) = (m for m in advised.machines if m.name == "gpus")
         assert twice.value == 8
         assert twice.gpu_time == pytest.approx(twice.iteration_ms / here)
+        assert twice.gain == pytest.approx(1 - twice.iteration_ms / (2 * here))
         ms[times] = twice.iteration_ms
     assert ms[1e-3] > 10 * ms[1.0]

@@ -88,6 +88,16 @@ def test_baselines_outside_the_space_are_shown_but_never_incumbents(
     assert state.usable == state.incumbents == ()
 
 
+def test_a_baseline_that_was_simplified_has_another_name() -> None:
+    """TorchRec cuts rows over one rank; the same bytes table-wise cost less."""
+    tables = a_table("a", 10_000_000, 128, 60.0), a_table("b", 200_000, 64, 28.0)
+    state = with_baselines(State(tools_of(a_problem(a_workload(*tables), hosts(1), H100))))
+    named = {c.found_by: c.assignment for c in state.baselines}
+    as_named = [c for c in state.usable if c.found_by in named]
+    assert 0 < len(as_named) < len(state.usable)
+    assert all(c.assignment == named[c.found_by] for c in as_named)
+
+
 def _free() -> list[Table]:
     return [a_table(f"t{i}", 200_000, 128, 5.0 * (i + 1)) for i in range(4)]
 

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from predictor.cost.loads import LAUNCH
+from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingType
+from search.bound.choices import BoundChoices
+from search.improve.cycle_cuts import time_of
+from search.space.option import place
 from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, PHASES
-from tests.search.problems import a_problem, a_table, a_workload, hosts, objective_of, random_plan
+from tests.search.problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
 
 
 @pytest.mark.parametrize("world", [(2, 2), (4, 2)])
@@ -36,6 +50,16 @@ def test_more_lookups_cost_more() -> None:
     assert many[0, OUTPUTS] == pytest.approx(few[0, OUTPUTS])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_loads_of_a_plan_are_those_of_the_scorer(seed: int) -> None:
+    objective, surrogate = objective_of(random_problem(seed))
+    for _ in range(3):
+        plan = random_plan(objective, random.Random(seed))
+        totals = surrogate.totals(plan)
+        assert totals == pytest.approx(objective.scorer.totals(objective.table_plans(plan)))
+        assert time_of(surrogate, plan) == pytest.approx(objective.score([plan])[0], rel=1e-12)
+
+
 def test_balance_on_the_surrogate_is_balance_on_the_timeline() -> None:
     """A better surrogate is rarely a worse timeline, among placements of one choice of options."""
     tables = (a_table(f"t{i}", 10**6, 128, 5.0 * (i + 1)) for i in range(8))
@@ -57,3 +81,27 @@ def test_balance_on_the_surrogate_is_balance_on_the_timeline() -> None:
 def test_random_plans_are_scored_without_a_warning() -> None:
     objective, _ = objective_of(a_problem(a_workload(a_table()), hosts(1)))
     assert np.isfinite(objective.score([random_plan(objective, random.Random(0))])).all()
+
+
+@pytest.mark.parametrize("id_order", ["random", "frequency"])
+def test_loads_by_kind_of_shard_are_those_of_the_placed_plan(id_order: str) -> None:
+    """Rows that do not divide, and rows of unlike popularity, make shards differ."""
+    table = a_table("a", 1003, 256, 20.0)
+    feature = replace(table.features[0], distribution=Zipf(1.1), id_order=id_order)
+    workload = a_workload(replace(table, features=(feature,)), a_table("b", 50, 64))
+    problem = a_problem(workload, hosts(8, 4))
+    objective, surrogate = objective_of(problem)
+    scorer = objective.scorer
+    choices = BoundChoices(problem, objective.space, scorer)
+    for number, choice in enumerate(choices.all):
+        option = choice.option
+        ranks = [rank for unit in objective.legal(option).units for rank in unit[0]]
+        plan, of_shard = place(option, ranks), scorer.shards.of_shard
+        placed = np.stack([of_shard(option.table, plan, shard) for shard in plan.shards])
+        assert (surrogate.shard_loads(option)[1] == placed).all()
+        placed[:, LAUNCH] = 0.0
+        assert (choices.shards_of(choice) == placed).all()
+        rows = slice(choices.first[number], choices.first[number] + choices.sizes[number])
+        assert choices.copies[rows].sum() == option.num_shards
+        assert choices.copies[rows] @ choices.shards[rows] == pytest.approx(placed.sum(axis=0))
+        assert id_order == "frequency" or choices.sizes[number] <= 2

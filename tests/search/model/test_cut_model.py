@@ -41,7 +41,7 @@ def setting() -> tuple[Objective, Surrogate, list[CycleCut]]:
     for option in objective.space.every_option:
         surrogate.shard_loads(option)
     rng = random.Random(0)
-    critical = [critical_cut(objective, random_plan(objective, rng)) for _ in range(24)]
+    critical = [critical_cut(surrogate, random_plan(objective, rng)) for _ in range(24)]
     groups = frozenset(range(len(objective.scorer.groups)))
     cuts = [
         cut for cut in critical if cut is not None and cut.groups == groups and len(cut.segments)

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from search.bound.exchange_set import ExchangeSet
 from search.candidate import Candidate
 from search.improve.merges import ExchangeMerges
 from search.propose.annealed import AnnealedPlans
-from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, tools_of
+from search.stages import with_bound
+from search.state import State
+from tests.search.problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    assert_valid,
+    hosts,
+    random_problem,
+    tools_of,
+)
 
 
 def test_where_no_set_makes_a_plan_known_plans_are_annealed() -> None:
@@ -22,6 +35,22 @@ def test_where_no_set_makes_a_plan_known_plans_are_annealed() -> None:
     for candidate in proposals:
         assert_valid(objective, candidate.assignment)
     assert min(c.iteration_ms for c in proposals) < baseline.iteration_ms
+
+
+def test_many_sets_are_refined_only_as_often_as_the_effort_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tools = tools_of(random_problem(3), 0.002)
+    state, refined, refine = with_bound(State(tools)), [], ExchangeSet.refine
+
+    def counted(exchange_set: ExchangeSet) -> tuple[float, bool]:
+        refined.append(exchange_set)
+        return refine(exchange_set)
+
+    assert len(tools.bound.promising(1000)) > 100
+    monkeypatch.setattr(ExchangeSet, "refine", counted)
+    assert list(AnnealedPlans(tools).propose(state.incumbents))
+    assert 0 < len(refined) <= 2 * max(tools.params.sets, tools.params.bound_steps)
 
 
 def test_whole_exchanges_merge_as_long_as_that_is_faster() -> None:
@@ -40,3 +69,16 @@ def test_whole_exchanges_merge_as_long_as_that_is_faster() -> None:
     assert times == sorted(times, reverse=True)
     for plan, _ in steps:
         assert_valid(objective, plan)
+
+
+def test_with_many_choices_few_programs_are_solved_before_plans_are_made() -> None:
+    tables = [a_table(f"t{i}", 10_000 * (i + 1), 64, 4.0 + i) for i in range(6)]
+    refined = []
+    for set_choices in (1, 400_000):
+        tools = tools_of(a_problem(a_workload(*tables), hosts(4)))
+        tools.bound.solve(3)
+        params = replace(tools.params, sets=2, set_choices=set_choices)
+        chosen = AnnealedPlans(replace(tools, params=params))._sets(float("inf"))
+        assert len(chosen) == 2
+        refined.append(sum(each.relaxation is not None for each in tools.bound.sets))
+    assert refined[0] <= 4 < refined[1]

@@ -9,7 +9,7 @@ import pytest
 
 from predictor.errors import InfeasibleError, InputError
 from predictor.hardware.loader import load_hardware
-from predictor.model.topology import FULLY_SHARDED, ReplicaGroups, Topology
+from predictor.model.topology import FULLY_SHARDED, NetworkLevel, ReplicaGroups, Topology
 from predictor.model.workload import Constraints, DenseArch, QComm
 from predictor.predict import predict
 from predictor.units import GIB
@@ -80,6 +80,21 @@ def test_hosts_are_like_those_given_and_memory_scales_after() -> None:
     assert (after.installed.world_size, after.installed.local_world_size) == (6, 2)
     assert after.installed.hbm_cap_bytes == (40 * GIB,) * 6
     assert after.installed.nvlink_domain == 2
+
+
+def test_more_or_fewer_hosts_fill_the_parts_of_a_network() -> None:
+    pods = NetworkLevel.of("pod", ["a", "a", "b", "b"], 2, gbit_s=25.0)
+    case = a_case(8, 2)
+    case = replace(case, installed=replace(case.installed, network=(pods,)))
+    parts = {n: [(v.parts, v.ranks, v.gbit_s) for v in levels(case, n)] for n in (1, 2, 4, 8)}
+    assert parts == {1: [], 2: [], 4: [(2, 4, 25.0)], 8: [(4, 4, 25.0)]}
+    assert grid_of(case, {"hosts": None}).values["hosts"] == (1, 2, 4, 8, 16)
+    with pytest.raises(InputError, match=r"hosts cannot be 3: .*'pod'"):
+        grid_of(case, {"hosts": (3,)})
+
+
+def levels(case: Case, hosts: int) -> tuple[NetworkLevel, ...]:
+    return turned(case, hosts=hosts).installed.network
 
 
 def test_groups_divide_the_ranks() -> None:

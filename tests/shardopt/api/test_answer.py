@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -69,3 +70,37 @@ def test_a_plan_of_torchrec_that_breaks_constraints_is_never_first(
     result = solve(replace(case.problem(), scenarios=()), Stop(0.02), 0)
     combined = answer.answer_of(case, result, {})
     assert combined.result.best == result.best
+    assert combined.verdict.split()[0] == "Use"
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_fastest_plan_comes_before_torchrecs_where_only_it_gains(
+    given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user says that the preferred plan ties with it."""
+    sure = ExpectedGain(TORCHREC, 0.02, (0.01, 0.03), 0.02, 128)
+    nothing = ExpectedGain(TORCHREC, 0.0, (0.0, 0.0), 0.0, 128)
+    monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: nothing)
+    monkeypatch.setattr(answer, "expected_gain", lambda *_: sure)
+    case, result = setting(), searched()
+    fastest = result.best
+    lean = RankedPlan(result.baseline_plans["random"], 1.01 * fastest.iteration_ms, "lean")
+    tied = replace(result, plans=(lean,), fastest=fastest)
+    combined = answer.answer_of(case, tied, {}, ties_given=given)
+    torchrecs = result.baseline_plans[TORCHREC]
+    assert combined.result.best.plan == (torchrecs if given else fastest.plan)
+    assert combined.gain == (nothing if given else sure)
+    assert (combined.verdict.split()[0] == "Use") is not given
+    assert combined.best.iteration_ms == case.predict(combined.result.best.plan).iteration_ms
+
+
+@pytest.mark.parametrize("mean", [0.3874, 0.1049, 0.0204, 0.0052])
+def test_a_gain_lies_in_the_interval_that_is_shown(
+    mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gain = ExpectedGain(TORCHREC, mean, (mean - 0.0002, mean + 0.0002), mean, 128)
+    monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: gain)
+    verdict = answer.answer_of(setting(), searched(), {}).verdict
+    numbers = re.findall(r"[+-]?\d+\.\d+|[+-]?\d+(?= %)", verdict)
+    value, low, high = map(float, numbers[:3])
+    assert low <= value <= high

@@ -161,9 +161,11 @@ def test_what_is_proved(plan_data: dict[str, Any]) -> None:
 def test_what_plan_1_gains(plan_data: dict[str, Any]) -> None:
     answer = an_answer(plan_data)
     sure = ExpectedGain("torchrec default", 0.12, (0.0996, 0.14), 0.13, 128)
-    assert said(replace(answer, gain=sure)).startswith("Use plan 1: it gains 12 % (+10.0 to +14.0)")
+    assert said(replace(answer, gain=sure)).startswith(
+        "Use plan 1: it gains 12.0 % (+10.0 to +14.0)"
+    )
     unsure = ExpectedGain("torchrec default", 0.12, (-0.0996, 0.34), 0.13, 128)
-    assert said(replace(answer, gain=unsure)).startswith("Plan 1 may gain 12 % (-10.0 to +34.0)")
+    assert said(replace(answer, gain=unsure)).startswith("Plan 1 may gain 12.0 % (-10.0 to +34.0)")
     none = ExpectedGain("torchrec default", 0.02, (-0.0996, 0.14), 0.004, 128)
     assert said(replace(answer, gain=none)).startswith("Keep TorchRec's plan")
     worse = ExpectedGain("torchrec default", -0.02, (-0.0996, 0.14), 0.03, 128)
@@ -171,6 +173,7 @@ def test_what_plan_1_gains(plan_data: dict[str, Any]) -> None:
     alone = said(replace(answer, gain=None))
     assert alone.startswith("Use plan 1")
     assert "TorchRec's plan" not in alone
+    assert "more than the plan" not in alone
     fastest = replace(answer.result.best, iteration_ms=answer.result.best.iteration_ms / 1.003)
     result = replace(answer.result, fastest=fastest)
     assert "predicted to be 0.3 % faster" in said(replace(answer, result=result))

@@ -45,7 +45,16 @@ def test_a_machine_that_no_plan_fits_is_a_row(run, as_json, model: Path) -> None
     assert fits["iteration_ms"] > 0
     shown = run("plan", model, *flags, *QUICK)
     assert (shown.code, shown.out.count("h100-sxm")) == (0, 3)
-    assert run("plan", model, "--gpus", "1,1", *flags[2:], *QUICK).code == 3
+    both = ("--gpus", 1, "--hardware", "h100-sxm,a100-80gb")
+    assert run("plan", model, *both, *flags[2:], *QUICK).code == 3
+
+
+def test_a_machine_that_is_named_twice_is_planned_once(as_json, model: Path) -> None:
+    flags = ("--gpus", "2,1,2", "--hardware", "a100-80gb,a100-80gb")
+    machines = as_json("plan", model, *flags, *QUICK)["machines"]
+    assert [(m["hardware"], m["gpus"]) for m in machines] == [("a100-80gb", 2), ("a100-80gb", 1)]
+    alone = as_json("plan", model, "--gpus", "1,1", *flags[2:], *QUICK)
+    assert (alone["hardware"], alone["world_size"]) == ("a100-80gb", 1)
 
 
 @pytest.mark.parametrize("flags", [("--gpus", "1,2"), ("--gpus", 2, "--advice-only")])

@@ -195,7 +195,7 @@ def test_advice_that_is_applied_takes_as_long_as_foretold(as_json, refused, tmp_
 
 @pytest.mark.usefixtures("advice")
 def test_advice_alone_prices_every_setting_and_writes_the_model(
-    as_json, refused, model: Path, tmp_path: Path
+    run, as_json, refused, model: Path, tmp_path: Path
 ) -> None:
     flags = ("plan", model, "--gpus", 2, "--advice-only")
     alone = as_json(*flags, "--apply", tmp_path / "changed.yaml")
@@ -208,6 +208,9 @@ def test_advice_alone_prices_every_setting_and_writes_the_model(
     again = as_json("plan", tmp_path / "changed.yaml", "--gpus", 2, "--advice-only")
     assert first["name"] not in {a["name"] for a in again["advice"] if a["value"] == first["value"]}
     refused(*flags, "-o", "plan.json", says="--output")
+    shown = run(*flags, "--apply", tmp_path / "second.yaml", "--advice", "2,2").out
+    counts = [" ".join(shown.split()).count(a["how"]) for a in alone["advice"][:2]]
+    assert counts == [0, 1]
 
 
 def test_constraints_have_a_price(as_json, run, model: Path) -> None:

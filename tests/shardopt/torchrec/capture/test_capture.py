@@ -150,7 +150,7 @@ def test_autocast_for_gpus_counts() -> None:
     assert [call.outputs[0].data_type for call in products] == ["bf16", "bf16"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick_only([n for n in MODELS if n != "encoder"], MODELS))
 def test_autocast_of_captured_ops_is_what_a_capture_under_autocast_finds(name: str) -> None:
     make, shape = MODELS[name]
     plain, module = captured(make(), *shape, device="cuda"), make()
