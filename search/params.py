@@ -37,7 +37,9 @@ class SearchParams:
         set_choices: choices of all sets that are refined so, >= 1: with many choices the sets with
             the lowest bounds of their families are, fewer times.
         few: most exchanges of a module in a set with few exchanges, >= 1.
-        finalists: plans that are annealed to the end, >= 0.
+        finalists, generations: plans that are annealed to the end, >= 0, and how often the best
+            plans so far are, >= 1; less often where a table gets fewer proposals than
+            ``final_moves`` each time, >= 1.
         apart: fraction by which a finalist may be slower than the best one, >= 0; with fewer of
             them, each is annealed several times.
         merges: times that all tables of one exchange may join another of their module, >= 0.
@@ -73,8 +75,8 @@ class SearchParams:
     """
 
     bound_steps: int = 1000
-    moves: int = 90_000
-    least_moves: int = 2_400_000
+    moves: int = 100_000
+    least_moves: int = 4_000_000
     most_moves: int = 12_000_000
     tie_moves: int = 200_000
     scenario_steps: int = 400
@@ -86,7 +88,9 @@ class SearchParams:
     set_choices: int = 400_000
     few: int = 3
     finalists: int = 3
-    apart: float = 0.03
+    generations: int = 3
+    final_moves: int = 4000
+    apart: float = 0.05
     merges: int = 20
     first_share: float = 0.4
     window: float = 10.0

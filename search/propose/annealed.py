@@ -41,6 +41,8 @@ ROOM = (1.0, 0.75, 0.5, 0.25)
 FOUND_BY = "annealing"
 
 Array = NDArray[np.float64]
+Origin = tuple[Candidate, ExchangeSet | None]
+"""A plan, and the exchange set that it is from."""
 
 
 def propose_annealed(state: State) -> Iterator[Candidate]:
@@ -73,7 +75,7 @@ class AnnealedPlans:
         load_kernel()
         best_ms = min((c.iteration_ms for c in incumbents), default=math.inf)
         sets = self._sets(best_ms) if self.bound.has_begun else []
-        origins: list[tuple[Candidate, ExchangeSet | None]] = [(c, None) for c in incumbents[:1]]
+        origins: list[Origin] = [(c, None) for c in incumbents[:1]]
         each = round(params.first_share * self.moves / max(1, len(sets)))
         pieces = [
             partial(self._of_set, exchange_set, each, number)
@@ -87,26 +89,33 @@ class AnnealedPlans:
             merged = [Candidate(plan, ms, FOUND_BY) for plan, ms in self._merged(fastest)]
             origins += [(c, None) for c in merged[-1:]]
             yield from merged
-        best_ms = min((c.iteration_ms for c, _ in origins), default=math.inf)
-        if self._ended(best_ms):
-            return
-        # drop plans of sets whose bound excludes a better one
-        origin = {
-            id(c): exchange_set
-            for c, exchange_set in origins
-            if exchange_set is None or exchange_set.proven < best_ms
-        }
-        candidates = [c for c, _ in origins if id(c) in origin]
-        finalists = rank_distinct(candidates)[: params.finalists]
-        apart = 1 + params.apart
-        finalists = [c for c in finalists if c.iteration_ms <= apart * finalists[0].iteration_ms]
-        each = round((1 - params.first_share) * self.moves / max(1, params.finalists))
-        numbered = enumerate(islice(cycle(finalists), params.finalists), len(sets))
-        pieces = [
-            partial(self._finish, c, origin[id(c)], best_ms, each, number) for number, c in numbered
-        ]
-        for plans in self.objective.side_by_side(pieces):
-            yield from plans
+        moves = (1 - params.first_share) * self.moves / max(1, params.finalists)
+        enough = int(moves / (params.final_moves * self.tables))
+        generations = max(1, min(params.generations, enough))
+        finals, each = generations * params.finalists, round(moves / generations)
+        for first in range(len(sets), len(sets) + finals, max(1, params.finalists)):
+            best_ms = min((c.iteration_ms for c, _ in origins), default=math.inf)
+            if self._ended(best_ms):
+                return
+            numbered = list(enumerate(self._finalists(origins, best_ms), first))
+            pieces = [
+                partial(self._finish, c, exchange_set, best_ms, each, number)
+                for number, (c, exchange_set) in numbered
+            ]
+            for (_, (_, exchange_set)), plans in zip(
+                numbered, self.objective.side_by_side(pieces), strict=False
+            ):
+                origins += [(c, exchange_set) for c in plans[:1]]
+                yield from plans
+
+    def _finalists(self, origins: Sequence[Origin], best_ms: float) -> list[Origin]:
+        """Return the plans to anneal to the end: the fastest ones, in turns if there are few, but
+        none of a set whose bound excludes a better plan."""
+        origin = {id(c): s for c, s in origins if s is None or s.proven < best_ms}
+        ranked = rank_distinct([c for c, _ in origins if id(c) in origin])[: self.params.finalists]
+        apart = 1 + self.params.apart
+        near = [c for c in ranked if c.iteration_ms <= apart * ranked[0].iteration_ms]
+        return [(c, origin[id(c)]) for c in islice(cycle(near), self.params.finalists)]
 
     def _merged(self, start: Candidate) -> Iterator[tuple[Assignment, float]]:
         """Yield faster plans with fewer exchanges, which the bounds rank poorly with many sets."""
