@@ -97,15 +97,14 @@ class AnnealedPlans:
             best_ms = min((c.iteration_ms for c, _ in origins), default=math.inf)
             if self._ended(best_ms):
                 return
-            numbered = list(enumerate(self._finalists(origins, best_ms), first))
+            finalists = self._finalists(origins, best_ms)
             pieces = [
-                partial(self._finish, c, exchange_set, best_ms, each, number)
-                for number, (c, exchange_set) in numbered
+                partial(self._finish, *finalist, best_ms, each, number)
+                for number, finalist in enumerate(finalists, first)
             ]
-            for (_, (_, exchange_set)), plans in zip(
-                numbered, self.objective.side_by_side(pieces), strict=False
-            ):
-                origins += [(c, exchange_set) for c in plans[:1]]
+            all_plans = self.objective.side_by_side(pieces)
+            for (_, origin), plans in zip(finalists, all_plans, strict=False):
+                origins += [(c, origin) for c in plans[:1]]
                 yield from plans
 
     def _finalists(self, origins: Sequence[Origin], best_ms: float) -> list[Origin]:
