@@ -243,7 +243,7 @@ class _Rated(Surrogate):
         """Return one exchange for all options."""
         return ("", "")
 
-    def _phases(self, option: Option) -> Array:
+    def phases(self, option: Option) -> Array:
         phases = np.zeros((option.num_shards, PHASES))
         phases[:, FORWARD] = self.torchrec.cost_ms(option)
         return phases
