@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from predictor.cost.loads import COLUMNS, LONGEST, Load
 from predictor.iteration.graph import Graph
+from predictor.iteration.steady_state import CompiledTimeline
 from search.model.cycle_cut import CycleCut
 from search.objective import Assignment, Objective
 from search.surrogate import Surrogate
@@ -35,26 +36,28 @@ def critical_cut(surrogate: Surrogate, assignment: Assignment) -> CycleCut | Non
 
 def time_of(surrogate: Surrogate, assignment: Assignment) -> float:
     """Return the time of a plan in ms."""
+    return _run(surrogate, surrogate.totals(assignment))[0]
+
+
+def _run(surrogate: Surrogate, totals: Array) -> tuple[float, Graph, CompiledTimeline]:
+    """Return the time in ms, the graph and its timeline of loads ``[groups, ranks, COLUMNS]``."""
     surrogate.objective.evaluations += 1
-    graph, program = surrogate.objective.scorer.compile(surrogate.totals(assignment))
-    return float(program.iteration_ms(graph, 1)[0])
+    graph, program = surrogate.objective.scorer.compile(totals)
+    return float(program.iteration_ms(graph, 1)[0]), graph, program
 
 
 def judge(surrogate: Surrogate, assignment: Assignment) -> tuple[float, CycleCut | None]:
     """Return the time of a plan in ms and its `critical_cut`."""
-    objective, scorer = surrogate.objective, surrogate.objective.scorer
-    objective.evaluations += 1
     totals = surrogate.totals(assignment)
-    graph, program = scorer.compile(totals)
-    ms = float(program.iteration_ms(graph, 1)[0])
+    ms, graph, program = _run(surrogate, totals)
     ops, length, iterations = program.critical_cycle(
         [np.atleast_2d(o.cost_ms).T for o in graph.ops]
     )
     if not ops:
         return ms, None
     used = np.flatnonzero(totals[..., Load.SHARDS].any(axis=1))
-    slopes, launches, at = _probed(objective, totals, used)
-    shape = (len(scorer.groups), COLUMNS)
+    slopes, launches, at = _probed(surrogate.objective, totals, used)
+    shape = (len(totals), COLUMNS)
     even = np.zeros(shape)
     segments, floors = [], []
     for run in _runs(graph, ops):

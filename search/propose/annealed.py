@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle, islice, zip_longest
 
@@ -130,24 +131,17 @@ class AnnealedPlans:
         start = self._start(exchange_set)
         if start is None:
             return []
-        params, cuts = self.params, self.cuts_of(exchange_set)
-        heat = self._heat(exchange_set.memory @ exchange_set.shares)
-        placing = 0 if heat == params.scarce_heat else round(params.placing * moves)
-        task = AnnealingTask(
-            start, [[] for _ in start], placing, params.rounds, self.seed + number, cuts, heat
-        )
+        params = self.params
+        scarce = self._is_scarce(exchange_set.memory @ exchange_set.shares)
+        placing = 0 if scarce else round(params.placing * moves)
+        fixed: list[list[Option]] = [[] for _ in start]
+        heat, cuts = self._heat(scarce=scarce), self.cuts_of(exchange_set)
+        task = AnnealingTask(start, fixed, placing, params.rounds, self.seed + number, cuts, heat)
         placed = self._annealed(task) if placing else []
         if placed:
-            start, heat = placed[0].assignment, heat * params.warm
-        task = AnnealingTask(
-            start,
-            self._near(exchange_set, params.window_of(self.tables) * exchange_set.priced_ms),
-            moves - placing,
-            params.rounds,
-            self.seed + number,
-            cuts,
-            heat,
-        )
+            task = replace(task, start=placed[0].assignment, heat=heat * params.warm)
+        window = params.window_of(self.tables) * exchange_set.priced_ms
+        task = replace(task, options=self._near(exchange_set, window), moves=moves - placing)
         return sorted([*placed, *self._annealed(task)], key=lambda c: c.iteration_ms)
 
     def _finish(
@@ -167,6 +161,7 @@ class AnnealedPlans:
             options = self._near(exchange_set, min(window, best_ms - exchange_set.priced_ms))
             cuts = self.cuts_of(exchange_set)
         strict = number % 2 == 1  # with full ranks some plans must nearly fit from the start
+        needs = self.objective.memory(finalist.assignment).sum(axis=1) / GIB
         task = AnnealingTask(
             finalist.assignment,
             options,
@@ -174,17 +169,19 @@ class AnnealedPlans:
             params.rounds,
             self.seed + number,
             cuts,
-            self._heat(self.objective.memory(finalist.assignment).sum(axis=1) / GIB)
-            * (0.5 if strict else 1.0),
+            self._heat(scarce=self._is_scarce(needs)) * (0.5 if strict else 1.0),
             params.strict_wall if strict else params.wall,
         )
         return self._annealed(task)
 
-    def _heat(self, needs: Array) -> float:
-        """Return the first temperature, given the GiB that a plan takes of all ranks."""
-        caps, params = self.objective.caps.sum(axis=1) / GIB, self.params
-        scarce = bool((needs[:2] > params.scarce * caps).any())
-        return params.scarce_heat if scarce else params.heat
+    def _is_scarce(self, needs: Array) -> bool:
+        """Return True if a plan that takes so many GiB of all ranks nearly fills them."""
+        caps = self.objective.caps.sum(axis=1) / GIB
+        return bool((needs[:2] > self.params.scarce * caps).any())
+
+    def _heat(self, *, scarce: bool) -> float:
+        """Return the first temperature."""
+        return self.params.scarce_heat if scarce else self.params.heat
 
     def _annealed(self, task: AnnealingTask) -> list[Candidate]:
         plans = self.annealer.improve(task, self._ended)
