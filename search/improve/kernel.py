@@ -129,6 +129,19 @@ def _change(
 
 
 @compiled
+def _copy(source: Any, row: int, target: Any, to: int) -> None:
+    """Copy a row of loads, powers, shard counts and bytes."""
+    loads, powers, shard_counts, used = source
+    to_loads, to_powers, to_counts, to_used = target
+    for c in range(loads.shape[1]):
+        to_loads[to, c] = loads[row, c]
+        to_powers[to, c] = powers[row, c]
+    for group in range(shard_counts.shape[1]):
+        to_counts[to, group] = shard_counts[row, group]
+    to_used[to, 0], to_used[to, 1] = used[row, 0], used[row, 1]
+
+
+@compiled
 def _powered(loads: Any, scale: Any, squares: int, powers: Any, rank: int) -> None:
     """Compute the powers of a rank's loads.
 
@@ -374,12 +387,13 @@ def _anneal(
     """Run the loop of `anneal` in preallocated arrays."""
     ints, on_ranks, of_columns, used_twice, counts_twice, of_cuts, changes = arrays
     mine, other, touched, mark = ints[0], ints[1], ints[2], ints[3]
-    loads, powers, old_loads, old_powers = on_ranks[0], on_ranks[1], on_ranks[2], on_ranks[3]
+    now_on_ranks = on_ranks[0], on_ranks[1], counts_twice[0], used_twice[0]
+    before_on_ranks = on_ranks[2], on_ranks[3], counts_twice[1], used_twice[1]
+    loads, powers, shard_counts, used = now_on_ranks
+    old_powers = on_ranks[3]
     sums, norms, scale, new_sums = of_columns[0], of_columns[1], of_columns[2], of_columns[3]
-    used, old_used = used_twice[0], used_twice[1]
-    shard_counts, old_counts = counts_twice[0], counts_twice[1]
     even, new_even = of_cuts[0], of_cuts[1]
-    ranks, columns, groups = loads.shape[0], loads.shape[1], shard_counts.shape[1]
+    ranks, columns = loads.shape
     limited = space.max_moves < len(chosen) or space.max_bytes >= 0.0
     for _ in range(8):
         _draw(state)
@@ -477,12 +491,7 @@ def _anneal(
             if mark[rank] != move + 1:
                 mark[rank] = move + 1
                 touched[count] = rank
-                for c in range(columns):
-                    old_loads[count, c] = loads[rank, c]
-                    old_powers[count, c] = powers[rank, c]
-                for group in range(groups):
-                    old_counts[count, group] = shard_counts[rank, group]
-                old_used[count, 0], old_used[count, 1] = used[rank, 0], used[rank, 1]
+                _copy(now_on_ranks, rank, before_on_ranks, count)
                 count += 1
         new_over = over
         for i in range(count):
@@ -545,11 +554,5 @@ def _anneal(
                     best_where[i] = where[i]
         else:
             for i in range(count):
-                rank = touched[i]
-                for c in range(columns):
-                    loads[rank, c] = old_loads[i, c]
-                    powers[rank, c] = old_powers[i, c]
-                for group in range(groups):
-                    shard_counts[rank, group] = old_counts[i, group]
-                used[rank, 0], used[rank, 1] = old_used[i, 0], old_used[i, 1]
+                _copy(before_on_ranks, i, now_on_ranks, touched[i])
     return energy
