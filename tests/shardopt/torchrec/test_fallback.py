@@ -46,7 +46,6 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if MESSAGE in r.getMessage()]
 
 
-@pytest.mark.usefixtures("kept_answers")
 @pytest.mark.parametrize(
     ("module", "broken"),
     [
