@@ -92,12 +92,12 @@ def solve(
     """
     problem = with_scenarios(check_plan_in_use(problem))
     params = params.scaled(stop.effort)
+    bound_params = params.proving() if prove else params
 
     def explore(subproblem: Problem, space: Space) -> State:
         """Search one space for fast plans."""
         objective = Objective(subproblem, space)
-        patience = None if prove else stop.effort
-        bound = LowerBound(subproblem, space_of_bound(space), objective.scorer, patience)
+        bound = LowerBound(subproblem, space_of_bound(space), objective.scorer, bound_params)
         surrogate = Surrogate(objective)
         state = State(Tools(objective, surrogate, bound, stop, seed, params, progress))
         state = with_baselines(state)
@@ -114,7 +114,7 @@ def solve(
         state = with_host_memory(state, spaces[-1], lambda space: explore(subproblem, space))
         chosen = choose(state, tolerance)
         chosen = near_in_use(state, chosen, top_k)
-        state = with_full_bound(state, prove)
+        state = with_full_bound(state)
         return result_of(state, chosen)
 
     return search_within_peak(problem, stop, search, top_k)

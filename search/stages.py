@@ -292,7 +292,7 @@ def near_in_use(state: State, chosen: ChosenPlans, top_k: int) -> ChosenPlans:
     return replace(chosen, ranked=ranked[:top_k])
 
 
-def with_full_bound(state: State, prove: bool) -> State:
+def with_full_bound(state: State) -> State:
     """Tighten the bound towards the fastest plan; after Ctrl-C keep the bound proven so far.
 
     If time was up before the bound of a large problem began, nothing is proven, and a note says so:
@@ -307,7 +307,6 @@ def with_full_bound(state: State, prove: bool) -> State:
         proven = bound.tighten(
             0 if stop.is_interrupted else params.bound_steps,
             best_ms,
-            stop.effort * (params.prove_effort if prove else 1.0),
             lambda proven_ms: stop.reached(best_ms, proven_ms),
             lambda: stop.remaining_s,
         )
