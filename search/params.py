@@ -70,8 +70,7 @@ class SearchParams:
         closed: optimality gap below which annealing stops, >= 0.
         large: tables times ranks above which scoring a plan is slow, >= 1.
         pool: plans compared under scenarios or examined for less memory, >= 1.
-        least_tie, most_tie: range of the tie as a fraction of the time, >= 0; a gain must exceed
-            the first.
+        tie: fraction of the time by which plans that tie differ, >= 0; a gain must exceed it.
         alike: fraction of a GPU's memory by which the fullest GPUs of similar plans may differ,
             >= 0.
         prove_effort: multiple of the bound's work for a full proof, >= 1.
@@ -122,8 +121,7 @@ class SearchParams:
     closed: float = 5e-4
     large: int = 20_000
     pool: int = 96
-    least_tie: float = 0.005
-    most_tie: float = 0.02
+    tie: float = 0.005
     alike: float = 0.02
     prove_effort: float = 20.0
     baselines_time: float = 0.15

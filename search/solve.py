@@ -77,8 +77,7 @@ def solve(
         starts: further plans of the same tables to start from; those that do not fit are ignored.
         tolerance: fraction by which the best plan may be slower than the fastest plan, if the rules
             for ties prefer it (`search.prefer`), >= 0. It is never slower than a baseline. None
-            for what the stated errors of the costs could hide. Ignored with a plan in use, where
-            few moves matter.
+            for `SearchParams.tie`. Ignored with a plan in use, where few moves matter.
         prove: refine the bound to the end, even while it hardly rises.
         params: constants of the search, at effort 1.
         progress: called at every stage of the search.
