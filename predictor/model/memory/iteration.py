@@ -93,12 +93,7 @@ def input_bytes(
 def batch_bytes(workload: Workload) -> float:
     """Return bytes of one rank's batch on the device: ids, dense features and labels."""
     total = workload.batch_size * (getattr(workload.dense, "in_features", 0) + 1) * 4.0
-    for module in workload.modules:
-        features = {
-            f.name: f for t in workload.tables if t.module == module for f in t.features
-        }.values()
-        ids = sum(f.lookups_per_sample for f in features) * workload.batch_size
-        samples = sum(f.num_poolings for f in features) * workload.batch_size
+    for module, ids, samples in workload.batch_ids:
         total += input_bytes(workload, module, ids, samples)
     return total
 

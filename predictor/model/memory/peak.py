@@ -115,8 +115,10 @@ class PeakMemory:
         peaks_of_ranks = []
         fixed = dense_bytes(program, trains=workload.training)
         shards = resident_bytes(workload, self.topology, plan, device)
+        weights = _stashed_weights(workload, self.topology, plan, device)
+        states = program.state_bytes if workload.stash_optimizer_state and device != "cpu" else 0
         for rank, rank_exchanges in enumerate(exchanges(workload, self.topology, plan)):
-            stashed = _stashed(workload, plan, program, rank) if device != "cpu" else (0, 0)
+            stashed = weights[rank], states
             peak = simulated_peak(workload, program, rank_exchanges, device, cached, stashed)
             stays = fixed + shards[rank] - sum(stashed)
             peaks_of_ranks.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
@@ -167,18 +169,16 @@ def _peak(inputs: _Inputs) -> Peak:
     return Iteration(*inputs.given).run()
 
 
-def _stashed(
-    workload: Workload, plan: ShardingPlan, program: DenseProgram, rank: int
-) -> tuple[int, int]:
-    """Return the bytes of weights and dense optimizer states stashed off a rank's device."""
-    weights = sum(
-        shard.size[0] * table.row_bytes(shard.size[1])
-        for key, table in zip(workload.keys, workload.tables, strict=True)
-        if is_stashed(table, plan.tables[key].compute_kernel)
-        for shard in plan.tables[key].shards
-        if shard.rank == rank
-    )
-    return weights, program.state_bytes if workload.stash_optimizer_state else 0
+def _stashed_weights(
+    workload: Workload, topology: Topology, plan: ShardingPlan, device: str
+) -> list[int]:
+    """Return the bytes of weights stashed off each rank's device."""
+    stashed = [0] * topology.world_size
+    for key, table in zip(workload.keys, workload.tables, strict=True) if device != "cpu" else ():
+        if is_stashed(table, plan.tables[key].compute_kernel):
+            for shard in plan.tables[key].shards:
+                stashed[shard.rank] += shard.size[0] * table.row_bytes(shard.size[1])
+    return stashed
 
 
 def leave_for_shards(
