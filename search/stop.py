@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -99,8 +100,13 @@ class Stop:
         if self.is_interrupted:
             return 0.0
         if self.time_limit_s is None:
-            return float("inf")
+            return math.inf
         return max(0.0, self.time_limit_s * (1 - self.reserve) - self.elapsed_s)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left under the ceiling for what follows the search, infinite without one."""
+        return math.inf if self.time_limit_s is None else self.time_limit_s - self.elapsed_s
 
     def part(self, share: float) -> Late:
         """Return a test that is true once a share of the time left now is spent; never without a

@@ -477,6 +477,21 @@ class Workload(Section):
         return tuple(dict.fromkeys(t.module for t in self.tables))
 
     @cached_property
+    def batch_ids(self) -> tuple[tuple[str, float, float], ...]:
+        """Module, ids and poolings of one rank's batch; tables that share a feature share both."""
+        features = {module: dict[str, Feature]() for module in self.modules}
+        for table in self.tables:
+            features[table.module].update({feature.name: feature for feature in table.features})
+        return tuple(
+            (
+                module,
+                sum(f.lookups_per_sample for f in by_name.values()) * self.batch_size,
+                sum(f.num_poolings for f in by_name.values()) * self.batch_size,
+            )
+            for module, by_name in features.items()
+        )
+
+    @cached_property
     def weighted(self) -> frozenset[str]:
         """Modules with a table that takes weights of ids."""
         return frozenset(t.module for t in self.tables if t.weighted)
