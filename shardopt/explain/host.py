@@ -11,15 +11,15 @@ from predictor.predict import Prediction
 from shardopt.formatting import percent
 
 DECIDES = 0.3
-"""Share of an iteration that waits for the host from which on this is the first thing to say."""
+"""Share of an iteration from which on the host is the first thing to say."""
 
 
 @dataclass(frozen=True)
 class HostBound:
-    """A device that waits for its host.
+    """Host that sets the pace of the device.
 
     Args:
-        share: of the iteration.
+        share: of the critical path that is the host issuing work.
         why: in words.
         remedy: what to do.
     """
@@ -36,7 +36,7 @@ def host_bound(prediction: Prediction, hardware: HardwareProfile) -> HostBound |
     share = prediction.breakdown.get(HOST, 0.0) / prediction.iteration_ms
     if share < DECIDES:
         return None
-    why = f"for {percent(share)} of the iteration the GPU waits for the host that launches its work"
+    why = f"launching the GPU's work sets the pace for {percent(share)} of the iteration"
     faster = (
         "set OMP_NUM_THREADS=1 as torchrun does, capture the dense part as CUDA graphs, or give "
         "each rank a larger batch"

@@ -17,11 +17,11 @@ from shardopt.formatting import (
     interval,
     ms,
     number,
-    percent,
     phase_words,
     plural,
     range_lines,
     rank_word,
+    shares,
     times,
     type_mix,
 )
@@ -68,12 +68,12 @@ def headlines(plans: Sequence[GivenPlan]) -> list[Block]:
 
 def breakdown(prediction: PredictedPlan) -> list[Block]:
     """The critical path by phase; the parts sum to the iteration time."""
-    whole = prediction.iteration_ms
+    whole, parts = prediction.iteration_ms, prediction.breakdown
     rows = []
-    for phase, part in prediction.breakdown.items():
+    for (phase, part), share in zip(parts.items(), shares([*parts.values()]), strict=True):
         words = phase_words(phase)
         bar = Bar([(part, phase, f"{words}\n{ms(part)}")], whole)
-        rows.append((words, number(part), percent(part / whole), bar))
+        rows.append((words, number(part), share, bar))
     by_module = dense_text(prediction)
     return [TextTable(["<phase", ">ms", ">share", "<"], rows), *filter(None, [by_module])]
 
