@@ -29,18 +29,22 @@ class HostBound:
     remedy: str
 
 
-def host_bound(prediction: Prediction, hardware: HardwareProfile) -> HostBound | None:
-    """Explain an iteration in which devices wait for the host; None where they hardly do."""
+def host_bound(
+    prediction: Prediction, hardware: HardwareProfile, *, cuda_graphs: bool = False
+) -> HostBound | None:
+    """Explain an iteration whose pace the host sets; None where it hardly does.
+
+    Args:
+        cuda_graphs: the dense part is captured already.
+    """
     if hardware.inline:
         return None
     share = prediction.breakdown.get(HOST, 0.0) / prediction.iteration_ms
     if share < DECIDES:
         return None
     why = f"launching the GPU's work sets the pace for {percent(share)} of the iteration"
-    faster = (
-        "set OMP_NUM_THREADS=1 as torchrun does, capture the dense part as CUDA graphs, or give "
-        "each rank a larger batch"
-    )
+    capture = "" if cuda_graphs else ", capture the dense part as CUDA graphs,"
+    faster = f"set OMP_NUM_THREADS=1 as torchrun does{capture} or give each rank a larger batch"
     if hardware.origins["overheads"] in list_hardware():
         why += ", and hosts with the same GPU differ by a factor of two; yours is not measured"
         measure = "`shardopt calibrate --only host` measures yours in a minute; then "
