@@ -15,7 +15,7 @@ from search.in_use.plan import candidates_in_use
 from search.in_use.worth import prefer_worthwhile, share_of_move
 from search.objective import Assignment, Objective
 from search.params import SearchParams
-from search.prefer import TieRange, prefer
+from search.prefer import prefer
 from search.problem import AIMS, NOMINAL, Problem, ScenarioTimes, TieSummary
 from search.scenarios.scenario import ScenarioScorer, draw_scenarios
 from search.scenarios.scored import RatedPlans, scenario_times
@@ -47,7 +47,7 @@ def choose_plan(
     surrogate: Surrogate,
     ranked: Sequence[Candidate],
     limit_ms: float,
-    tolerance: TieRange,
+    tolerance: float,
     params: SearchParams,
     stop: Stop,
 ) -> ChosenPlans:
@@ -59,7 +59,7 @@ def choose_plan(
     Args:
         ranked: plans, fastest first.
         limit_ms: time above which no plan ties with the fastest one.
-        tolerance: fractions by which ties may be slower than the best.
+        tolerance: fraction by which ties may be slower than the best.
         params: parameters scaled by the effort.
     """
     problem = nominal.problem
@@ -82,9 +82,7 @@ def choose_plan(
         ranked = [rename_ranks(nominal, c) for c in ranked[: params.pool]]
         pays = problem.in_use.horizon is not None
         best = (
-            prefer_worthwhile(nominal, ranked[: params.finalists], params.least_tie)
-            if pays
-            else ranked
+            prefer_worthwhile(nominal, ranked[: params.finalists], params.tie) if pays else ranked
         )
         as_given = list(best), None
     if problem.aim != NOMINAL:
@@ -107,7 +105,7 @@ def _over_scenarios(
     surrogate: Surrogate,
     ranked: Sequence[Candidate],
     as_given: tuple[list[Candidate], TieSummary | None],
-    tolerance: TieRange,
+    tolerance: float,
     params: SearchParams,
     stop: Stop,
 ) -> ChosenPlans:
@@ -130,8 +128,8 @@ def _over_scenarios(
         for plan, measure in zip(rated_plans.plans, measures.tolist(), strict=True)
     ]
     best_first, ties = rank_distinct(rated, nominal.space.in_use), None
-    if tolerance[1] and in_use is None:
-        limit = best_first[0].iteration_ms * (1 + tolerance[1])
+    if tolerance and in_use is None:
+        limit = best_first[0].iteration_ms * (1 + tolerance)
         best_first, ties = prefer(
             nominal,
             surrogate,

@@ -7,12 +7,14 @@ algorithm stand beside it.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, fields, replace
 
 from predictor.errors import InputError
 
 WORK = (
-    *("bound_steps", "moves", "least_moves", "most_moves", "tie_moves", "scenario_steps"),
+    *("bound_steps", "patience", "branching", "rank_targets"),
+    *("moves", "least_moves", "most_moves", "tie_moves", "scenario_steps"),
     *("cpsat_work", "trials"),
 )
 """Fields that are work: effort multiplies them."""
@@ -24,6 +26,10 @@ class SearchParams:
 
     Args:
         bound_steps: refinements of the bound before plans are proposed, and again after, >= 1.
+        patience, branching: work of the bound without a notable rise after which it stops, and of
+            branching at peaks, in choices times refinements, >= 0.
+        rank_targets: deterministic time in which CP-SAT places every shard of a small problem to
+            refute targets, about seconds on one core, >= 0.
         moves: annealing proposals per table, over all annealing runs, >= 1.
         least_moves, most_moves: range of the annealing proposals for all tables, >= 1.
         tie_moves: annealing proposals of one search among ties, or in one scenario, >= 1.
@@ -64,8 +70,7 @@ class SearchParams:
         closed: optimality gap below which annealing stops, >= 0.
         large: tables times ranks above which scoring a plan is slow, >= 1.
         pool: plans compared under scenarios or examined for less memory, >= 1.
-        least_tie, most_tie: range of the tie as a fraction of the time, >= 0; a gain must exceed
-            the first.
+        tie: fraction of the time by which plans that tie differ, >= 0; a gain must exceed it.
         alike: fraction of a GPU's memory by which the fullest GPUs of similar plans may differ,
             >= 0.
         prove_effort: multiple of the bound's work for a full proof, >= 1.
@@ -75,6 +80,9 @@ class SearchParams:
     """
 
     bound_steps: int = 1000
+    patience: float = 60_000.0
+    branching: float = 1_000_000.0
+    rank_targets: float = 5.0
     moves: int = 100_000
     least_moves: int = 4_000_000
     most_moves: int = 12_000_000
@@ -113,8 +121,7 @@ class SearchParams:
     closed: float = 5e-4
     large: int = 20_000
     pool: int = 96
-    least_tie: float = 0.005
-    most_tie: float = 0.02
+    tie: float = 0.005
     alike: float = 0.02
     prove_effort: float = 20.0
     baselines_time: float = 0.15
@@ -138,8 +145,19 @@ class SearchParams:
         work: dict[str, float] = {"proof_work": self.proof_work * max(1.0, effort)}
         for name in WORK:
             value = getattr(self, name) * effort
-            work[name] = value if name == "cpsat_work" else max(1, round(value))
+            is_count = isinstance(getattr(self, name), int)
+            work[name] = max(1, round(value)) if is_count else value
         return replace(self, **work)  # type: ignore[arg-type]
+
+    def proving(self) -> SearchParams:
+        """Return the parameters of a bound that is refined even while it hardly rises."""
+        effort = self.prove_effort
+        return replace(
+            self,
+            patience=sys.float_info.max,
+            branching=effort * self.branching,
+            rank_targets=effort * self.rank_targets,
+        )
 
     def moves_of(self, tables: int) -> int:
         """Return the annealing proposals of a problem with so many tables."""

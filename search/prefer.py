@@ -1,10 +1,10 @@
 """Choice among plans that the predictor cannot tell apart: the one a practitioner would ship.
 
-A plan ties if its predicted time is within the tolerance of the least, and if no other such plan
-is faster beyond what the stated errors of the costs could hide (`is_slower`). The second rules out
-plans that launch twice as much, which are fast only if the host is as fast as predicted, and plans
-that are slower by little but for sure. Where the host sets the pace, thousands of plans tie; then
-the time of the devices alone must be within the tolerance, too.
+A plan ties if its predicted time is within the tolerance of the least, and its expected time, the
+mean over draws of the stated errors of the costs, within the tolerance of the least expected time.
+The second rules out plans that launch twice as much, which are fast only if the host is as fast as
+predicted. Where the host sets the pace, thousands of plans tie; then the time of the devices alone
+must be within the tolerance, too.
 
 Rules choose among plans that tie, in this order: least memory on the fullest GPU, fewest sharding
 types, fewest pieces of tables, smallest difference between the fullest and the emptiest GPU. Each
@@ -23,7 +23,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import OVERHEADS, Z_90, GivenErrors, StratifiedErrors
+from predictor.cost.errors import OVERHEADS, GivenErrors, StratifiedErrors
 from predictor.model.plan import ComputeKernel, ShardingType
 from search.candidate import Candidate, signature
 from search.improve.annealing import Annealer, AnnealingTask
@@ -36,19 +36,13 @@ from search.surrogate import Surrogate
 
 Array = NDArray[np.float64]
 
-TOLERANCE, MOST_TOLERANCE = SearchParams.least_tie, SearchParams.most_tie
-"""Smallest and largest tolerance of a tie, as a fraction; a gain must also exceed the first."""
-TieRange = tuple[float, float]
-"""Smallest and largest share by which the errors of the costs may let a plan that ties be slower;
-equal where the user sets it."""
+TOLERANCE = SearchParams.tie
+"""Tolerance of a tie, as a fraction; a gain must exceed it too."""
 NO_TIME = 1e-6
 """Factor on the host's times after which only the time of the devices counts."""
 MEMORY_TARGETS = (0.0, 0.25, 0.5, 0.75)
 """Memory targets for the fullest GPU, in the order in which annealing tries them: 0 is the least
 that the tables can take, 1 is the memory of the leanest known plan."""
-SEARCH_TOLERANCE = 0.25
-"""Fraction of the tolerance that a search for leaner or simpler plans may use: annealing would
-spend all of it to save little memory."""
 STARTS = 3
 """Number of plans from which annealing looks for the least device time."""
 FOUND_AMONG_TIES = "chosen among ties"
@@ -63,34 +57,13 @@ def no_host() -> GivenErrors:
     return GivenErrors({OVERHEADS: NO_TIME})
 
 
-def is_slower(times: Array, rivals: Array, tolerance: TieRange) -> NDArray[np.bool_]:
-    """Return True for plans that a rival beats beyond what the errors of the costs could hide.
-
-    A plan ties as long as its mean excess over the rival's time, both under the same draws, is no
-    longer than the half-width of that excess's 90 % interval, which counts as at least the first
-    and at most the second share of the plan's mean time.
-
-    Args:
-        times, rivals: in ms under the same draws of the costs' errors, ``[plans, draws]``, 2 or
-            more draws.
-
-    Returns:
-        One value per plan of ``times``.
-    """
-    mean_ms = times.mean(axis=1)[:, None]
-    excess_ms = times[:, None, :] - rivals[None, :, :]
-    errors = Z_90 * excess_ms.std(axis=2, ddof=1) / mean_ms
-    slower = excess_ms.mean(axis=2) / mean_ms > np.clip(errors, *tolerance)
-    return np.asarray(slower.any(axis=1))
-
-
 def prefer(
     objective: Objective,
     surrogate: Surrogate,
     rate: Rate,
     ranked: Sequence[Candidate],
     limit: float,
-    tolerance: TieRange,
+    tolerance: float,
     params: SearchParams,
     moves: int = 0,
     ended: Callable[..., bool] = lambda *_: False,
@@ -101,8 +74,8 @@ def prefer(
         rate: measure that the search minimises.
         ranked: plans, best first; their ``iteration_ms`` holds that measure.
         limit: measure above which no plan ties.
-        tolerance: of `is_slower`; its second share also limits the devices' time where the host
-            sets the pace.
+        tolerance: fraction by which the expected time of a plan that ties may exceed the least one,
+            and the devices' time theirs where the host sets the pace.
         moves: annealing proposals for each plan that is looked for; 0 if the measure is not a time.
         ended: returns True once the time for that is up.
     """
@@ -167,7 +140,7 @@ class Ties:
         near: plans within the limit of the measure; some do not tie by the other two times.
         device_range_ms: least and most time of the devices alone, over the plans examined.
         device_limit: longest time of the devices alone that ties, in ms.
-        rivals: times of the plans that may beat others, ``[plans, draws]`` in ms under the draws.
+        expected_limit: longest expected time that ties, in ms.
     """
 
     def __init__(
@@ -177,7 +150,7 @@ class Ties:
         rate: Rate,
         ranked: Sequence[Candidate],
         limit: float,
-        tolerance: TieRange,
+        tolerance: float,
         params: SearchParams,
     ) -> None:
         self.objective, self.surrogate, self.rate = objective, surrogate, rate
@@ -191,10 +164,10 @@ class Ties:
         draws = objective.problem.draw_errors(DRAWS, DRAWS_SEED, StratifiedErrors)
         self.drawn = objective.under(draws)
         start = self.fastest.assignment
-        self.device_range_ms, self.device_limit = (np.inf, 0.0), np.inf
-        self.rivals: Array = np.empty((0, DRAWS))
+        self.device_range_ms = np.inf, 0.0
+        self.device_limit = self.expected_limit = np.inf
         self.host_bound = bool(
-            self.device_ms([start])[0] < objective.score([start])[0] * (1 - params.least_tie)
+            self.device_ms([start])[0] < objective.score([start])[0] * (1 - TOLERANCE)
         )
         self.by_rules = start
         known = {c.assignment: c.iteration_ms for c in ranked if c.iteration_ms <= limit}
@@ -227,21 +200,23 @@ class Ties:
             return self.fastest
         return Candidate(best, self.tied[best], FOUND_AMONG_TIES)
 
-    def _add(self, plans: Sequence[Assignment], part: float = 1.0) -> bool:
-        """Add the plans that tie within a part of the tolerance; return True if any does."""
+    def expected_ms(self, plans: Sequence[Assignment]) -> Array:
+        """Return the mean time under the stated errors of the costs, ``[plans]``."""
+        return np.asarray(self.drawn(plans).mean(axis=1))
+
+    def _add(self, plans: Sequence[Assignment]) -> bool:
+        """Add the plans that tie; return True if any does."""
         if not plans:
             return False
-        measures = self.rate(plans)
-        limit = part * self.limit + (1 - part) * self.fastest.iteration_ms
-        near = [(plan, ms) for plan, ms in zip(plans, measures, strict=True) if ms <= limit]
-        self.near.update(plan for plan, _ in near)
+        measures = zip(plans, self.rate(plans).tolist(), strict=True)
+        near = {plan: ms for plan, ms in measures if ms <= self.limit}
+        self.near.update(near)
         late = np.zeros(len(near), dtype=np.bool_)
         if self.device_limit < np.inf:
-            late = self.device_ms([plan for plan, _ in near]) > self.device_limit
-        if len(self.rivals):
-            times = self.drawn([plan for plan, _ in near])
-            late |= is_slower(times, self.rivals, self.tolerance)
-        tied = {p: float(ms) for (p, ms), slow in zip(near, late, strict=True) if not slow}
+            late = self.device_ms([*near]) > self.device_limit
+        if self.expected_limit < np.inf and near:
+            late |= self.expected_ms([*near]) > self.expected_limit
+        tied = {p: ms for (p, ms), slow in zip(near.items(), late, strict=True) if not slow}
         self.tied |= tied
         return bool(tied)
 
@@ -280,15 +255,15 @@ class Ties:
                 options = self.objective.space.options
                 self._add(self._anneal(devices, starts[i], options, moves, ended))
         times = dict(zip(self.tied, self.device_ms([*self.tied]).tolist(), strict=True))
-        self.device_limit = min(times.values()) * (1 + self.tolerance[1])
+        self.device_limit = min(times.values()) * (1 + self.tolerance)
         self.tied = {p: ms for p, ms in self.tied.items() if times[p] <= self.device_limit}
 
     def _drop_slower(self) -> None:
-        """Drop plans that another one beats beyond what the errors of the costs could hide."""
-        self.rivals = self.drawn([*self.tied])
-        slower = is_slower(self.rivals, self.rivals, self.tolerance)
-        pairs = zip(self.tied.items(), slower, strict=True)
-        self.tied = {plan: ms for (plan, ms), late in pairs if not late}
+        """Drop plans whose expected time exceeds the least one by more than the tolerance."""
+        expected = self.expected_ms([*self.tied])
+        self.expected_limit = float(expected.min()) * (1 + self.tolerance)
+        pairs = zip(self.tied.items(), expected.tolist(), strict=True)
+        self.tied = {plan: ms for (plan, ms), mean in pairs if mean <= self.expected_limit}
 
     def _with_less_memory(self, moves: int, ended: Callable[..., bool]) -> None:
         """Look for plans with less memory on the fullest rank, smallest target first; then for the
@@ -303,10 +278,8 @@ class Ties:
             if share > most - rules.apart["memory"] or ended():
                 return  # so small a difference decides nothing
             reached = self._anneal(rules.within(share), start, options, moves, ended)
-            if self._add(reached, SEARCH_TOLERANCE):
-                self._add(
-                    self._anneal(self._lean(), reached[0], options, moves, ended), SEARCH_TOLERANCE
-                )
+            if self._add(reached):
+                self._add(self._anneal(self._lean(), reached[0], options, moves, ended))
                 return
 
     def _with_fewer_types(self, moves: int, ended: Callable[..., bool]) -> None:
@@ -322,7 +295,7 @@ class Ties:
             start = merged[int(self.rate(merged).argmin())]
             left = {option.exchange for option, _ in start}
             fewer = [[o for o in table if o.exchange in left] for table in options]
-            self._add(self._anneal(self._lean(), start, fewer, moves, ended), SEARCH_TOLERANCE)
+            self._add(self._anneal(self._lean(), start, fewer, moves, ended))
             if simplicity(self.rules.best(self.tied))[0] >= count:
                 return
 
@@ -343,7 +316,7 @@ class Ties:
                     coarser += [other] if other is not None and lean.fits(other) else []
             if ended():
                 return
-            if self._add(coarser, SEARCH_TOLERANCE):
+            if self._add(coarser):
                 plan = min(filter(self.tied.__contains__, coarser), key=simplicity)
 
     def _lean(self) -> LeanObjective:
@@ -389,7 +362,7 @@ class Ties:
     def summary(self, chosen: Candidate) -> TieSummary:
         """Summarise the ties and the rule that decided between the chosen and the fastest plan."""
         best, fastest = self.by_rules, self.fastest.assignment
-        expected = self.drawn([best, fastest]).mean(axis=1).tolist()
+        expected = self.expected_ms([best, fastest]).tolist()
         ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in (best, fastest)]
         if ways[0] == ways[1]:  # except for caches, which grow into the memory left over
             best, decided = chosen.assignment, None
@@ -407,7 +380,7 @@ class Ties:
         least, most = (shares * self.rules.most_bytes).round().astype(int).tolist()
         return TieSummary(
             plans=len(self.near),
-            tolerance=self.tolerance[1],
+            tolerance=self.tolerance,
             host_bound=self.host_bound,
             device_ms=float(self.device_ms([best])[0]),
             device_range_ms=self.device_range_ms,

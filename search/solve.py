@@ -77,8 +77,7 @@ def solve(
         starts: further plans of the same tables to start from; those that do not fit are ignored.
         tolerance: fraction by which the best plan may be slower than the fastest plan, if the rules
             for ties prefer it (`search.prefer`), >= 0. It is never slower than a baseline. None
-            for what the stated errors of the costs could hide. Ignored with a plan in use, where
-            few moves matter.
+            for `SearchParams.tie`. Ignored with a plan in use, where few moves matter.
         prove: refine the bound to the end, even while it hardly rises.
         params: constants of the search, at effort 1.
         progress: called at every stage of the search.
@@ -92,12 +91,12 @@ def solve(
     """
     problem = with_scenarios(check_plan_in_use(problem))
     params = params.scaled(stop.effort)
+    bound_params = params.proving() if prove else params
 
     def explore(subproblem: Problem, space: Space) -> State:
         """Search one space for fast plans."""
         objective = Objective(subproblem, space)
-        patience = None if prove else stop.effort
-        bound = LowerBound(subproblem, space_of_bound(space), objective.scorer, patience)
+        bound = LowerBound(subproblem, space_of_bound(space), objective.scorer, bound_params)
         surrogate = Surrogate(objective)
         state = State(Tools(objective, surrogate, bound, stop, seed, params, progress))
         state = with_baselines(state)
@@ -114,7 +113,7 @@ def solve(
         state = with_host_memory(state, spaces[-1], lambda space: explore(subproblem, space))
         chosen = choose(state, tolerance)
         chosen = near_in_use(state, chosen, top_k)
-        state = with_full_bound(state, prove)
+        state = with_full_bound(state)
         return result_of(state, chosen)
 
     return search_within_peak(problem, stop, search, top_k)

@@ -27,7 +27,7 @@ from search.in_use.plan import (
 )
 from search.in_use.worth import prefer_worthwhile
 from search.objective import Assignment, Objective
-from search.prefer import TieRange, no_host
+from search.prefer import no_host
 from search.problem import NOMINAL, ROUNDING, Problem, RankedPlan, Result
 from search.propose.annealed import propose_annealed
 from search.propose.study import propose_by_study
@@ -263,20 +263,17 @@ def choose(state: State, tolerance: float | None) -> ChosenPlans:
     tools, ranked = state.tools, list(state.incumbents)
     objective, params, stop, problem = tools.objective, tools.params, tools.stop, tools.problem
     near = objective.space.in_use
-    shares: TieRange = params.least_tie, params.most_tie
-    if tolerance is not None:
-        shares = tolerance, tolerance
-    most = shares[1]
-    ties = most > 0 and near is None
+    share = params.tie if tolerance is None else tolerance
+    ties = share > 0 and near is None
     over = problem.aim != NOMINAL and (near is None or near.max_moves > 0)
     in_time = stop.remaining_s > params.baselines_time * (stop.time_limit_s or 0.0)
     if in_time and (ties or over):
         state.show("choice", 0.7)
         # a plan slower than a baseline does not tie
-        limits = [c.iteration_ms * (1 + min(most, ROUNDING)) for c in state.usable]
-        limit_ms = max(state.best_ms, min([state.best_ms * (1 + most), *limits]))
+        limits = [c.iteration_ms * (1 + min(share, ROUNDING)) for c in state.usable]
+        limit_ms = max(state.best_ms, min([state.best_ms * (1 + share), *limits]))
         try:
-            return choose_plan(objective, tools.surrogate, ranked, limit_ms, shares, params, stop)
+            return choose_plan(objective, tools.surrogate, ranked, limit_ms, share, params, stop)
         except KeyboardInterrupt:
             stop.interrupt()
     return ChosenPlans(ranked, None, ())
@@ -288,11 +285,11 @@ def near_in_use(state: State, chosen: ChosenPlans, top_k: int) -> ChosenPlans:
     objective, in_use = state.tools.objective, state.tools.problem.in_use
     ranked = [rename_ranks(objective, c) for c in chosen.ranked[:top_k]]
     if in_use is not None and in_use.horizon is not None and not chosen.scenarios:
-        ranked = prefer_worthwhile(objective, ranked, state.tools.params.least_tie)
+        ranked = prefer_worthwhile(objective, ranked, state.tools.params.tie)
     return replace(chosen, ranked=ranked[:top_k])
 
 
-def with_full_bound(state: State, prove: bool) -> State:
+def with_full_bound(state: State) -> State:
     """Tighten the bound towards the fastest plan; after Ctrl-C keep the bound proven so far.
 
     If time was up before the bound of a large problem began, nothing is proven, and a note says so:
@@ -307,7 +304,6 @@ def with_full_bound(state: State, prove: bool) -> State:
         proven = bound.tighten(
             0 if stop.is_interrupted else params.bound_steps,
             best_ms,
-            stop.effort * (params.prove_effort if prove else 1.0),
             lambda proven_ms: stop.reached(best_ms, proven_ms),
             lambda: stop.remaining_s,
         )

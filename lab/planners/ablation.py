@@ -40,8 +40,12 @@ CHANGES: Mapping[str, Change] = {
     "annealing": Change(searchers=()),
     "starts from sets of exchanges": Change(params=SearchParams(sets=0)),
     "annealing to the end": Change(params=SearchParams(finalists=0)),
+    "placing a program's options": Change(params=SearchParams(placing=0.0)),
+    "generations of finalists": Change(params=SearchParams(generations=1)),
     "merged exchanges": Change(params=SearchParams(merges=0)),
     "cuts of earlier plans": Change(params=SearchParams(cuts=1)),
+    "bound: branches at peaks": Change(params=SearchParams(branching=0.0)),
+    "bound: every shard on a rank": Change(params=SearchParams(rank_targets=0.0)),
     "with cpsat": Change(searchers=(*SEARCHERS, "cpsat")),
     "with optuna": Change(searchers=(*SEARCHERS, "optuna")),
 }

@@ -28,6 +28,7 @@ from predictor.iteration.plan_scorer import PlanScorer
 from search.bound.choices import BoundChoices, Exchange
 from search.bound.exchange_set import ExchangeSet
 from search.bound.program import Branch
+from search.params import DEFAULT, SearchParams
 from search.problem import Problem
 from search.space.option import Space
 
@@ -45,21 +46,15 @@ WORTH = 5e-3
 """Relative rise of the bound that restarts the patience; a gap below it needs no note."""
 STEADY = 2e-3
 """Rise that restarts the patience once single sets are branched."""
-PATIENCE, LEAST_PATIENCE = 60_000, 120
-"""Work without such a rise after which refinement stops, in choices times refinements; and the
-least number of refinements."""
+LEAST_PATIENCE, LEAST_STEPS = 120, 40
+"""Least number of refinements without such a rise, and of those of branching at peaks."""
 MOST_LEAST = 1_200_000
 """Work, in choices times refinements, above which there are fewer than the least number: that of
 10,000 choices, with which the least patience takes half a minute."""
-DIVIDING, LEAST_STEPS = 1_000_000, 40
-"""Work of branching at peaks at effort 1, in choices times refinements; and the least number of
-refinements."""
 SMALL = 480
 """Largest product of tables and ranks for which CP-SAT places every shard on its rank, on one host
 only: 60 tables on 8 ranks. On two hosts its models are several times as large, and minutes of it
 gained three per cent."""
-PLACING = 5.0
-"""Deterministic time of CP-SAT for that placement at effort 1, about seconds on one core."""
 WIDE, NARROW = 0.05, 0.01
 """Gap from which placement gets all of its time, and gap below which it gets none; less time in
 between. Below the second, a second gained a tenth of a percent for 26 tables on 8 ranks."""
@@ -93,14 +88,14 @@ class LowerBound:
 
     Args:
         scorer: scorer of the search, which shares its shard loads.
-        patience: multiple of `PATIENCE`; None to refine however slowly the bound rises.
+        params: constants of the search, scaled by the effort.
     """
 
     def __init__(
-        self, problem: Problem, space: Space, scorer: PlanScorer, patience: float | None = None
+        self, problem: Problem, space: Space, scorer: PlanScorer, params: SearchParams = DEFAULT
     ) -> None:
         self._problem = problem, space, scorer
-        self._patience = patience
+        self._params = params
         self._raised = 0.0, 0  # bound and refinement at the last rise
         # nodes still to refine or branch, least bound first, and nodes that are finished
         self._open: list[Bounded] | None = None
@@ -181,23 +176,23 @@ class LowerBound:
 
     def _is_idle(self, peaks: bool) -> bool:
         """Return True if the bound has not risen for as long as the patience allows."""
-        if self._patience is None:
-            return False
         if self.proven_ms > self._raised[0] * (1 + (STEADY if peaks else WORTH)):
             self._raised = self.proven_ms, self._refined
-        most = self._refinements(LEAST_PATIENCE, PATIENCE * self._patience)
+        most = self._refinements(LEAST_PATIENCE, self._params.patience)
         return self._refined - self._raised[1] >= most
 
     def _refinements(self, least: int, work: float) -> float:
-        """Return the refinements of some work, at least so many unless they take very long."""
+        """Return the refinements of some work, at least so many unless they take very long; none
+        of no work."""
         choices = len(self.choices.all)
+        if not work:
+            return 0
         return max(min(least, MOST_LEAST / choices), work / choices)
 
     def tighten(
         self,
         steps: int,
         upper_ms: float,
-        effort: float,
         stop: Callable[[float], bool],
         seconds: Callable[[], float] = lambda: np.inf,
     ) -> float:
@@ -206,7 +201,6 @@ class LowerBound:
         Args:
             steps: see `solve`.
             upper_ms: time of a known plan.
-            effort: multiple of the default work.
             stop: called often, with the bound so far.
             seconds: returns the wall time left.
         """
@@ -214,12 +208,13 @@ class LowerBound:
             self._open, self._solved = [*self._open, *self._solved], []
             heapq.heapify(self._open)
             self._raised = self.proven_ms, self._refined
-        steps = min(steps, round(self._refinements(LEAST_STEPS, DIVIDING * effort)))
+        steps = min(steps, round(self._refinements(LEAST_STEPS, self._params.branching)))
         bound = self.solve(steps, upper_ms, stop, peaks=True)
         topology = self._problem[0].topology
         small = self.choices.tables * topology.world_size <= SMALL and topology.groups == 1
         gap = upper_ms / max(self.proven_ms, MARGIN) - 1
-        work_left = PLACING * effort * min(1.0, gap / WIDE) if small and gap > NARROW else 0.0
+        attempts = small and gap > NARROW
+        work_left = self._params.rank_targets * min(1.0, gap / WIDE) if attempts else 0.0
         while work_left > 0 and bound < upper_ms and not stop(bound):
             nodes = [*(self._open or ()), *self._solved]
             plans = min(nodes)[2].plans

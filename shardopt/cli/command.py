@@ -61,7 +61,7 @@ Search:
     top_k (K): Number of plans to show, best first.
     tie (SHARE): How much slower than the fastest plan a simpler one may be and still come first:
         one with less memory on its fullest GPU, fewer sharding types or fewer shards. By default
-        what the errors of the costs could hide, from 0.005 to 0.02; with 0 the fastest comes first.
+        0.005; with 0 the fastest comes first.
     objective: What to minimise: the predicted time, its mean over the scenarios, or the largest
         regret (how much slower the plan is than the best plan known for a scenario).
     scenarios (N|none|FILE): Other conditions to plan for: N draws of the errors that the profile

@@ -86,7 +86,7 @@ def test_the_seed_decides_and_is_told() -> None:
     assert (again.evaluations, again.plans) == (results[2].evaluations, results[2].plans)
 
 
-def test_a_plan_that_ties_is_at_most_two_per_cent_slower() -> None:
+def test_a_plan_that_ties_is_at_most_half_a_per_cent_slower() -> None:
     """However wrong the costs may be."""
     groups = {
         name: group.model_copy(update={"rel_error": 0.9}) if hasattr(group, "rel_error") else group
@@ -97,8 +97,8 @@ def test_a_plan_that_ties_is_at_most_two_per_cent_slower() -> None:
     result = short(a_problem(a_workload(*tables, batch_size=8192), hosts(2), unsure))
     assert result.ties is not None
     fastest = result.fastest or result.best
-    assert result.best.iteration_ms <= 1.02 * fastest.iteration_ms * (1 + 1e-9)
-    assert result.ties.tolerance <= 0.02
+    assert result.best.iteration_ms <= 1.005 * fastest.iteration_ms * (1 + 1e-9)
+    assert result.ties.tolerance <= 0.005
 
 
 def test_nine_drawn_gains_of_ten_lie_in_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -430,13 +430,13 @@ def test_the_hot_shard_of_a_row_split_is_seen() -> None:
 def test_the_bound_is_refined_in_full_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    efforts: list[float] = []
+    work: list[float] = []
 
-    def tighten(self: LowerBound, steps: int, upper_ms: float, effort: float, *_: object) -> float:
-        efforts.append(effort)
+    def tighten(self: LowerBound, steps: int, upper_ms: float, *_: object) -> float:
+        work.append(self._params.branching)
         return self.solve(steps, upper_ms)
 
     monkeypatch.setattr(LowerBound, "tighten", tighten)
     for prove in (False, True):
         solve(replace(several_lookups(1, 4), scenarios=()), Stop(effort=0.01), 0, prove=prove)
-    assert efforts[1] > 5 * efforts[0]
+    assert work[1] > 5 * work[0]

@@ -112,7 +112,7 @@ def test_every_stage_keeps_what_the_one_before_has_found() -> None:
     states.append(with_bound(states[-1]))
     states.append(with_proposals(states[-1], ("annealing",)))
     states.append(with_any_plan(states[-1]))
-    states.append(with_full_bound(states[-1], prove=False))
+    states.append(with_full_bound(states[-1]))
     assert [c.found_by for c in states[1].incumbents].count("given plan") == 1
     assert states[2].proven_ms > states[1].proven_ms == 0.0
     assert len(states[3].incumbents) > len(states[2].incumbents)

@@ -14,7 +14,7 @@ from lab.planners.rows import KILLED, NO_PLAN, RATED, SEARCH_ROWS, SHARDOPT, sou
 from lab.planners.run import Outcome, PlannerSettings, run_planner
 from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
 from predictor.errors import InputError
-from search.prefer import MOST_TOLERANCE
+from search.prefer import TOLERANCE
 from shardopt.measure.store import read_rows
 from shardopt.ranks.calls import CallError, CallServer, OutOfTime
 
@@ -201,7 +201,7 @@ def test_every_planner_against_ours(instance: Instance) -> None:
     assert rated.rating_fits
     fastest = ours.incumbents[-1][1]
     assert ours.iteration_ms is not None
-    assert fastest * (1 - 1e-9) <= ours.iteration_ms <= fastest * (1 + MOST_TOLERANCE)
+    assert fastest * (1 - 1e-9) <= ours.iteration_ms <= fastest * (1 + TOLERANCE)
     for planner in ("torchrec", "torchrec balanced", "neuroshard", "hugectr", "random"):
         row = run_planner(planner, instance, settings)
         assert row.seconds > 0

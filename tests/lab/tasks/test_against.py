@@ -18,7 +18,7 @@ from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Feature, Workload
 from predictor.predict import predict
-from search.prefer import MOST_TOLERANCE
+from search.prefer import TOLERANCE
 from search.stop import Stop
 from tests.builders import a_table, a_workload
 
@@ -61,7 +61,7 @@ def test_both_planners_plans_theirs_first(a_set: TaskSet) -> None:
         name: predict(workload, a_set.ranks, a_set.calibration.profile, plan).iteration_ms
         for name, plan in plans.items()
     }
-    assert times[OURS] <= min(times.values()) * (1 + MOST_TOLERANCE)
+    assert times[OURS] <= min(times.values()) * (1 + TOLERANCE)
 
 
 def test_the_shipped_profiles_plan_stands_once(

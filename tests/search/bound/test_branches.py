@@ -54,7 +54,7 @@ def scarce() -> Objective:
 def bounds_of(objective: Objective, upper_ms: float) -> tuple[float, float]:
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     before = bound.solve(3000, upper_ms)
-    return before, bound.tighten(300, upper_ms, 1.0, lambda _: False)
+    return before, bound.tighten(300, upper_ms, lambda _: False)
 
 
 def chosen_in(exchange_set: ExchangeSet, plan: Assignment) -> np.ndarray:

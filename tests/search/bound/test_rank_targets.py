@@ -42,7 +42,7 @@ def test_it_stays_below_the_best_plan(
     best = float(objective.score(list(itertools.islice(every_plan(objective), 5000))).min())
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     before = bound.solve(3000, 1.5 * best)
-    after = bound.tighten(3000, 1.5 * best, 1.0, lambda _: False)
+    after = bound.tighten(3000, 1.5 * best, lambda _: False)
     assert before <= after <= best * (1 + 1e-9)
 
 

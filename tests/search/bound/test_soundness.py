@@ -24,6 +24,7 @@ from predictor.model.workload import Constraints, Table
 from predictor.units import GIB, MIB
 from search.bound.lower_bound import LowerBound, UnsoundBoundError
 from search.objective import Assignment, Objective
+from search.params import DEFAULT, SearchParams
 from search.problem import Problem
 from search.solve import solve
 from search.space.enumerate import whole_space
@@ -61,8 +62,9 @@ def ramping(profile: HardwareProfile, ramp_us: float) -> HardwareProfile:
 
 def bounds_of(objective: Objective, upper_ms: float) -> tuple[float, float]:
     """From shares of options, and with the tree of peaks."""
-    bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    return bound.solve(3000, upper_ms), bound.tighten(300, upper_ms, 0.5, lambda _: False)
+    params = SearchParams(branching=5e5, rank_targets=2.5)
+    bound = LowerBound(objective.problem, objective.space, objective.scorer, params)
+    return bound.solve(3000, upper_ms), bound.tighten(300, upper_ms, lambda _: False)
 
 
 def assert_below(problem: Problem, more: Sequence[Assignment] = ()) -> float:
@@ -177,7 +179,7 @@ def test_memory_that_is_scarce_has_a_price() -> None:
     scarce = tight(int(least + 0.6 * (most - least)) // 2)
     objective, _ = objective_of(scarce, whole_space(scarce))
     best = float(objective.score(list(every_plan(objective))).min())
-    bound = LowerBound(scarce, objective.space, objective.scorer)
+    bound = LowerBound(scarce, objective.space, objective.scorer, params=DEFAULT.scaled(0.5))
     roomy = LowerBound(problem, space, problem.scorer).solve(3000)
     assert 2 * roomy < bound.solve(3000) <= best
     # what prices prove is what the program finds
@@ -185,7 +187,7 @@ def test_memory_that_is_scarce_has_a_price() -> None:
     while not exchange_set.refine()[1]:
         pass
     assert exchange_set.proven == pytest.approx(exchange_set.program.optimum, rel=1e-4)
-    assert bound.tighten(3000, 1.5 * best, 0.5, lambda _: False) <= best
+    assert bound.tighten(3000, 1.5 * best, lambda _: False) <= best
 
 
 def test_sets_without_room_are_refuted_by_prices() -> None:
@@ -230,7 +232,7 @@ def test_a_plan_below_the_bound_is_an_error_that_names_the_problem() -> None:
     with pytest.raises(UnsoundBoundError) as raised:
         bound.solve(1, upper_ms=0.9 * proven)
     with pytest.raises(UnsoundBoundError):
-        bound.tighten(1, 0.9 * proven, 1.0, lambda _: False)
+        bound.tighten(1, 0.9 * proven, lambda _: False)
     for name in (problem.workload.name, problem.hardware.name, "2 tables", "2 ranks"):
         assert name in str(raised.value)
 
