@@ -17,6 +17,7 @@ from shardopt.formatting import (
     interval,
     ms,
     number,
+    percent,
     phase_words,
     plural,
     range_lines,
@@ -172,8 +173,8 @@ def nearly_full_text(memory: Sequence[RankUse]) -> str:
     if share <= NEARLY_FULL:
         return ""
     return (
-        f"rank {rank} would reserve {share:.0%} of what it may: a batch larger than the mean may "
-        "run out of memory"
+        f"rank {rank} would reserve {percent(share)} of what it may: a batch larger than the mean "
+        "may run out of memory"
     )
 
 
