@@ -216,7 +216,7 @@ def leave_for_shards(
     if free[rank] < 0:
         raise InfeasibleError(
             f"rank {rank} has {format_bytes(caps[rank])} of HBM; before any table is placed, the "
-            f"dense part, the input batch and the reserve of {reserve:.0%} need "
+            f"dense part, the input batch and the reserve of {100 * reserve:g} % need "
             f"{format_bytes(-free[rank], round_up=True)} more; try a smaller batch, a smaller "
             "reserve or more HBM",
             inputs=("batch_size", "reserve", "hbm_gib"),
