@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.errors import Z_90, resource_groups
-from predictor.cost.loads import Load
+from predictor.cost.loads import Load, ShardLoads
 from predictor.hardware.loader import load_runtime
 from predictor.hardware.schema import Group, HardwareProfile, ProvenanceKind, weakest
 from predictor.iteration.critical_path import HOST, Segment, critical_path
@@ -127,7 +127,11 @@ class Prediction:
 
 
 def predict(
-    workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
+    workload: Workload,
+    topology: Topology,
+    hardware: HardwareProfile,
+    plan: ShardingPlan,
+    shards: ShardLoads | None = None,
 ) -> Prediction:
     """Predict one iteration of ``workload`` under ``plan``.
 
@@ -135,12 +139,13 @@ def predict(
         workload: the model and its batch per rank.
         topology, hardware: ranks with the memory left for shards, and their costs.
         plan: one sharding per table of the workload, for the topology's world size.
+        shards: see `PlanScorer`.
 
     Raises:
         PlanError: the plan does not cover the workload's tables or the topology's ranks.
     """
     tables = match_plan(workload, topology, plan)
-    scorer = PlanScorer(workload, topology, hardware)
+    scorer = PlanScorer(workload, topology, hardware, shards=shards)
     costs = scorer.costs
     loads = scorer.totals(tables)
     graph = scorer.graph(loads[None])

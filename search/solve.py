@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from predictor.model.plan import ShardingPlan
 from search.bound.lower_bound import LowerBound
 from search.choose import with_scenarios
+from search.garbage import rare_collection
 from search.in_use.plan import check_plan_in_use, space_of_bound
 from search.objective import Objective
 from search.params import DEFAULT, SearchParams
@@ -116,4 +117,5 @@ def solve(
         state = with_full_bound(state)
         return result_of(state, chosen)
 
-    return search_within_peak(problem, stop, search, top_k)
+    with rare_collection():
+        return search_within_peak(problem, stop, search, top_k)

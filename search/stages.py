@@ -116,8 +116,10 @@ def with_bound(state: State) -> State:
     tools = state.tools
     if _no_moves_allowed(state) or tools.stop.reached():
         return state
-    # in a large problem listing the bound's choices takes about as long as everything before it
-    if tools.is_large and tools.stop.remaining_s < tools.stop.elapsed_s:
+    # in a large problem listing the bound's choices takes about as long as everything before it;
+    # without a plan it is worth it, as all plans then come from the bound
+    late = tools.stop.remaining_s < tools.stop.elapsed_s
+    if tools.is_large and late and state.incumbents:
         return state
     state.show("lower bound", 0.05)
     time_is_up = tools.stop.part(tools.params.bound_time)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ MOST_SECONDS = 1e9
 """Thirty years; what counts in milliseconds or in 32 bits of seconds still holds it."""
 
 Late = Callable[..., bool]
-"""Whether the time of a stage is up, whatever it is given."""
+"""Function that tells if the time of a stage is up, whatever it is given."""
 
 LATE, LATE_S = 1.05, 1.0
 """Share of the ceiling, and seconds more, after which a search without any plan gives up."""
@@ -99,8 +100,13 @@ class Stop:
         if self.is_interrupted:
             return 0.0
         if self.time_limit_s is None:
-            return float("inf")
+            return math.inf
         return max(0.0, self.time_limit_s * (1 - self.reserve) - self.elapsed_s)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left under the ceiling for what follows the search, infinite without one."""
+        return math.inf if self.time_limit_s is None else self.time_limit_s - self.elapsed_s
 
     def part(self, share: float) -> Late:
         """Return a test that is true once a share of the time left now is spent; never without a

@@ -40,8 +40,9 @@ MAX_SETS = 256
 REST = 0.02
 """Nested sets stop growing once the exchanges left out hold less than this fraction of the tables
 at the optimum."""
-FLOOR_STEPS = 20
-"""Refinements made even when time is up: without them next to nothing is proven."""
+FLOOR_STEPS, FLOOR_WORK = 20, 40_000
+"""Refinements made even when time is up, as without them next to nothing is proven; and the work,
+in choices times refinements, above which there are fewer: about a second."""
 WORTH = 5e-3
 """Relative rise of the bound that restarts the patience; a gap below it needs no note."""
 STEADY = 2e-3
@@ -136,6 +137,7 @@ class LowerBound:
             self._all = ExchangeSet(self.choices, np.arange(len(self.choices.all)), frozenset())
             self._open = [(0.0, next(self._count), Node(self._all))]
         limit_ms = upper_ms * (1 + ABOVE)
+        floor = min(FLOOR_STEPS, FLOOR_WORK / len(self.choices.all))
         for _ in range(steps):
             if not self._open or self.proven_ms >= min(_least(self._solved), upper_ms):
                 break
@@ -170,7 +172,7 @@ class LowerBound:
                 heapq.heappush(self._solved, (bound, number, node))
             for part in parts or ():
                 heapq.heappush(self._open, (bound, next(self._count), part))
-            if self._refined >= FLOOR_STEPS and stop(self.proven_ms):
+            if self._refined >= floor and stop(self.proven_ms):
                 break
         return self._below(upper_ms)
 

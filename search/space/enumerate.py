@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from predictor.errors import InputError
 from predictor.model.memory.caches import INDEX_BYTES, SLOT_BYTES
@@ -285,6 +285,12 @@ class _TableOptions:
         factor = self.left_over(kind, width)
         return LOAD_FACTORS if factor is None else (*LOAD_FACTORS, factor)
 
+    @cached_property
+    def room(self) -> int:
+        """Device memory of the rank that has least, of those that the table may lie on."""
+        caps, ranks = self.topology.hbm_cap_bytes, self.wants.ranks
+        return min(caps if ranks is None else [caps[rank] for rank in ranks])
+
     def left_over(self, kind: ShardingType, width: int) -> float | None:
         """Return the load factor of a cache that fills the remaining memory.
 
@@ -296,9 +302,7 @@ class _TableOptions:
         table, topology = self.table, self.topology
         sizes, _ = shard_sizes_and_offsets(table, topology, kind, width)
         rows, columns = max(sizes)
-        row_bytes = table.row_bytes(columns)
-        ranks = range(topology.world_size) if self.wants.ranks is None else self.wants.ranks
-        room = min(topology.hbm_cap_bytes[rank] for rank in ranks)
+        row_bytes, room = table.row_bytes(columns), self.room
         if rows * row_bytes <= room:
             return None
         world, all_tables = topology.world_size, self.workload.tables

@@ -9,6 +9,7 @@ listed apart, because the model file has no such setting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,7 +48,7 @@ FASTER = 2.0
 NO_TIME = "no time was left"
 ALWAYS_PRICED = 2**16
 """Tables times ranks up to which every setting is priced even after the deadline: a few seconds."""
-STEP_S, STEP_CELL_S = 0.05, 4e-6
+STEP_S, STEP_CELL_S = 0.05, 2e-6
 """Seconds to price one setting, and seconds more per table times rank, on one core of 2024.
 `reserve_s` sets time aside by them; no result depends on them."""
 FIRST = (
@@ -145,8 +146,9 @@ class Advisor:
         plan: a good one for the case.
         iteration_ms: of the plan.
         effort: of planning again, as a multiple of the default.
-        late: whether there is no time for more; what was found by then is returned. Up to
-            `ALWAYS_PRICED` the list of advice does not depend on it.
+        left_s: returns the seconds left. What was found is returned before a step that takes as
+            long as the longest so far would end too late. Up to `ALWAYS_PRICED` the list of advice
+            does not depend on it.
     """
 
     def __init__(
@@ -156,14 +158,18 @@ class Advisor:
         iteration_ms: float,
         *,
         effort: float = 1.0,
-        late: Callable[[], bool] = lambda: False,
+        left_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.case, self.plan, self.iteration_ms = case, plan, iteration_ms
-        self.effort, self.late = effort, late
+        self.effort, self.left_s, self._longest_s = effort, left_s, 0.0
         self.is_small = len(plan.tables) * case.ranks <= ALWAYS_PRICED
         problem = case.problem()
         self.loads = problem.scorer.shards
         self.memory = _memory(problem, plan)
+
+    def late(self) -> bool:
+        """Return True if there is no time for a step as long as the longest so far."""
+        return self.left_s() <= self._longest_s
 
     def pricing_late(self) -> bool:
         """Return True if there is no time to price another setting."""
@@ -248,6 +254,7 @@ class Advisor:
         """
         if self.pricing_late():
             return NO_TIME
+        before_s = self.left_s()
         try:
             case = self._turned(chosen)
             problem = self._problem(case)
@@ -263,6 +270,9 @@ class Advisor:
             return placed, _time(problem, placed), _memory(problem, placed)
         except ShardoptError as error:
             return str(error)
+        finally:
+            if before_s < math.inf:
+                self._longest_s = max(self._longest_s, before_s - self.left_s())
 
     def _problem(self, case: Case) -> Problem:
         """Return a case's problem; it shares the loads of shards where they stay as they are.

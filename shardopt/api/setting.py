@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from predictor.cost.loads import ShardLoads
 from predictor.cost.stragglers import FEWEST_IDS
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError, PlanError, RangeError
@@ -78,9 +79,13 @@ class Setting:
         """Return the case for `search.tune`."""
         return Case(self.workload, self.installed, self.hardware, self.reserve)
 
-    def predict(self, plan: ShardingPlan) -> Prediction:
-        """The iteration time and memory of one plan."""
-        return predict(self.workload, self.topology, self.hardware, plan)
+    def predict(self, plan: ShardingPlan, shards: ShardLoads | None = None) -> Prediction:
+        """The iteration time and memory of one plan.
+
+        Args:
+            shards: see `predictor.predict.predict`.
+        """
+        return predict(self.workload, self.topology, self.hardware, plan, shards)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of model and machine, by what they are."""

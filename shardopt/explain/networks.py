@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.cost.collectives import OPS
+from predictor.cost.loads import ShardLoads
 from predictor.hardware.networks import Network
 from predictor.hardware.schema import Curve, HardwareProfile
 from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import match_plan
 from predictor.predict import Prediction, predict
 from search.problem import Problem
 
@@ -49,10 +51,16 @@ def network_part(
     if problem.topology.whole.groups == 1 or hardware.inline:
         return None
 
-    def over(other: HardwareProfile) -> Prediction:
-        return predict(problem.workload, problem.topology, other, plan)
+    inputs = problem.workload, problem.topology
+    loads = problem.loads or ShardLoads(*inputs, hardware)  # of lookups, which no network changes
+    problem = replace(problem, loads=loads)
+    tables = match_plan(*inputs, plan)
 
-    slower = over(_slower(hardware))
+    def time_over(kind: str) -> float:
+        other = replace(problem, hardware=Network(kind).joins(hardware))
+        return float(other.scorer.score([tables])[0])
+
+    slower = predict(*inputs, _slower(hardware), plan, loads)
     least = LEAST_SHARE * prediction.iteration_ms
     decided = {
         phase: part
@@ -60,7 +68,7 @@ def network_part(
         if slower.breakdown.get(phase, 0.0) - part >= least
     }
     stage = max(decided, key=decided.__getitem__, default=None)
-    by_kind = {} if named else {k: over(Network(k).joins(hardware)).iteration_ms for k in OTHERS}
+    by_kind = {} if named else {kind: time_over(kind) for kind in OTHERS}
     return NetworkPart(stage, 0.0 if stage is None else decided[stage], by_kind)
 
 

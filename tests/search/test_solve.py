@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
@@ -23,7 +24,7 @@ from predictor.model.workload import Constraints, Workload
 from predictor.predict import predict
 from predictor.units import GIB, MIB
 from search.bound.lower_bound import LowerBound
-from search.objective import Objective
+from search.objective import Assignment, Objective
 from search.params import SearchParams
 from search.problem import PlanInUse, Problem, Result
 from search.propose.rescue import rescue
@@ -233,6 +234,39 @@ def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound() -> None:
     assert result.gap == float("inf")
 
 
+def test_garbage_is_collected_rarely_while_a_search_runs() -> None:
+    before, within = gc.get_threshold(), set[int]()
+
+    def interrupted(*_: object) -> None:
+        within.add(gc.get_threshold()[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        solve(a_problem(several(2), hosts(2)), Stop(effort=QUICK), 0, progress=interrupted)
+    assert min(within) > before[0]
+    assert gc.get_threshold() == before
+
+
+def test_a_large_problem_without_a_baseline_gets_its_plans_from_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Ticks(0.0)
+
+    def nothing_fits(*_: object) -> dict[str, Assignment]:
+        clock.now = 6.0
+        return {}
+
+    monkeypatch.setattr("search.stages.plan_baselines", nothing_fits)
+    result = solve(
+        a_problem(several(6), hosts(4)),
+        Stop(effort=QUICK, time_limit_s=10.0, clock=clock),
+        0,
+        tolerance=0.0,
+        params=SearchParams(large=1),
+    )
+    assert result.best.found_by == "annealing"
+
+
 @pytest.mark.slow
 def test_time_that_is_not_used_up_changes_nothing() -> None:
     problem = a_problem(several().with_batch_size(65_536), hosts(4), copying(H100))  # device-bound
@@ -250,7 +284,7 @@ def test_a_gap_that_is_reached_ends_the_search() -> None:
 
 
 def test_the_least_effort_still_gives_a_plan_and_a_bound() -> None:
-    result = solve(a_problem(several(12), hosts(8)), Stop(effort=1e-4), 0)
+    result = solve(a_problem(several(6), hosts(4)), Stop(effort=1e-4), 0)
     assert 0 < result.lower_bound_ms <= result.best.iteration_ms
     assert result.gap >= 0
 

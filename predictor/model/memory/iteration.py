@@ -93,12 +93,7 @@ def input_bytes(
 def batch_bytes(workload: Workload) -> float:
     """Return bytes of one rank's batch on the device: ids, dense features and labels."""
     total = workload.batch_size * (getattr(workload.dense, "in_features", 0) + 1) * 4.0
-    for module in workload.modules:
-        features = {
-            f.name: f for t in workload.tables if t.module == module for f in t.features
-        }.values()
-        ids = sum(f.lookups_per_sample for f in features) * workload.batch_size
-        samples = sum(f.num_poolings for f in features) * workload.batch_size
+    for module, ids, samples in workload.batch_ids:
         total += input_bytes(workload, module, ids, samples)
     return total
 
@@ -135,6 +130,9 @@ def _group(
     world, batch = topology.world_size, workload.batch_size
     sent = output = 0.0
     replica = 0
+    ranks: list[int] = []
+    looked_up: list[float] = []  # elements
+    received: list[tuple[float, float, int]] = []  # ids and samples of a shard, shards
     arrived = np.zeros((world, 3))  # ids, samples, and elements that are looked up
     for table, sharded in tables:
         ids = table.lookups_per_sample * batch
@@ -149,11 +147,17 @@ def _group(
         columns = len({shard.offset[1] for shard in sharded.shards})
         sent += columns * input_bytes(workload, module, ids, samples, split=split)
         parts = len(sharded.shards) / columns if kind in ROW_SPLITS else 1.0
-        for shard in sharded.shards:
-            arriving = ids * world / parts
-            looked_up = samples * world if table.is_pooled else arriving
-            width = shard.size[1] if shard.size[0] else 0
-            arrived[shard.rank] += arriving, samples * world, looked_up * width
+        arriving = ids * world / parts
+        rows = samples * world if table.is_pooled else arriving
+        ranks += [shard.rank for shard in sharded.shards]
+        looked_up += [rows * (s.size[1] if s.size[0] else 0) for s in sharded.shards]
+        received.append((arriving, samples * world, len(sharded.shards)))
+    if ranks:
+        all_ids, all_samples, shards = (np.array(column) for column in zip(*received, strict=True))
+        for column, values in enumerate(
+            (np.repeat(all_ids, shards), np.repeat(all_samples, shards), looked_up)
+        ):
+            arrived[:, column] = np.bincount(ranks, values, world)
     for ids, samples, elements in arrived.tolist():
         yield ExchangeMemory(
             module,

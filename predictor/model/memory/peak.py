@@ -22,8 +22,8 @@ from predictor.model.memory.iteration import (
 from predictor.model.memory.ranks import (
     RankMemory,
     RankPeak,
-    plan_memory,
     resident_bytes,
+    shards_memory,
 )
 from predictor.model.op_calls import DenseProgram, Event, Lookup, LookupBackward, OpCall
 from predictor.model.plan import ShardingPlan
@@ -84,7 +84,7 @@ class PeakMemory:
         topology, on_device = self.topology, self.device != "cpu"
         caps = topology.hbm_cap_bytes if on_device else topology.ddr_cap_bytes
         installed, limits = topology.installed_bytes or caps, topology.limit_bytes or caps
-        ranks = plan_memory(self.workload, topology, plan, self.device)
+        ranks, shards = shards_memory(self.workload, topology, plan, self.device)
         return [
             replace(
                 memory,
@@ -97,7 +97,7 @@ class PeakMemory:
                     on_device,
                 ),
             )
-            for memory, peak in zip(ranks, self.peaks(plan), strict=True)
+            for memory, peak in zip(ranks, self._peaks(plan, shards), strict=True)
         ]
 
     @cached_property
@@ -106,6 +106,10 @@ class PeakMemory:
 
     def peaks(self, plan: ShardingPlan) -> list[Peak]:
         """Return the peak of every rank's process."""
+        return self._peaks(plan, resident_bytes(self.workload, self.topology, plan, self.device))
+
+    def _peaks(self, plan: ShardingPlan, shards: Sequence[int]) -> list[Peak]:
+        """Return the peaks, given each rank's resident bytes of its shards."""
         workload, program, device = self.workload, self.program, self.device
         cached = frozenset(
             table.module
@@ -114,9 +118,10 @@ class PeakMemory:
         )
         peaks_of_ranks = []
         fixed = dense_bytes(program, trains=workload.training)
-        shards = resident_bytes(workload, self.topology, plan, device)
+        weights = _stashed_weights(workload, self.topology, plan, device)
+        states = program.state_bytes if workload.stash_optimizer_state and device != "cpu" else 0
         for rank, rank_exchanges in enumerate(exchanges(workload, self.topology, plan)):
-            stashed = _stashed(workload, plan, program, rank) if device != "cpu" else (0, 0)
+            stashed = weights[rank], states
             peak = simulated_peak(workload, program, rank_exchanges, device, cached, stashed)
             stays = fixed + shards[rank] - sum(stashed)
             peaks_of_ranks.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
@@ -167,18 +172,16 @@ def _peak(inputs: _Inputs) -> Peak:
     return Iteration(*inputs.given).run()
 
 
-def _stashed(
-    workload: Workload, plan: ShardingPlan, program: DenseProgram, rank: int
-) -> tuple[int, int]:
-    """Return the bytes of weights and dense optimizer states stashed off a rank's device."""
-    weights = sum(
-        shard.size[0] * table.row_bytes(shard.size[1])
-        for key, table in zip(workload.keys, workload.tables, strict=True)
-        if is_stashed(table, plan.tables[key].compute_kernel)
-        for shard in plan.tables[key].shards
-        if shard.rank == rank
-    )
-    return weights, program.state_bytes if workload.stash_optimizer_state else 0
+def _stashed_weights(
+    workload: Workload, topology: Topology, plan: ShardingPlan, device: str
+) -> list[int]:
+    """Return the bytes of weights stashed off each rank's device."""
+    stashed = [0] * topology.world_size
+    for key, table in zip(workload.keys, workload.tables, strict=True) if device != "cpu" else ():
+        if is_stashed(table, plan.tables[key].compute_kernel):
+            for shard in plan.tables[key].shards:
+                stashed[shard.rank] += shard.size[0] * table.row_bytes(shard.size[1])
+    return stashed
 
 
 def leave_for_shards(

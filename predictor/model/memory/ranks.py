@@ -9,8 +9,10 @@ docs/model.md, chapter 14, lists the differences.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from predictor.model.dense_settings import DENSE_STATES
 from predictor.model.lookup_group import is_stashed
@@ -406,16 +408,7 @@ def plan_memory(
 
     The caps are what is left after the reservation for everything that is not sharded.
     """
-    hbm, ddr = [0] * topology.world_size, [0] * topology.world_size
-    for rank, memory in _placed(workload, topology, plan, device):
-        hbm[rank] += memory.hbm_bytes
-        ddr[rank] += memory.ddr_bytes
-    for rank, more in _sharing_bytes(workload, plan, device).items():
-        hbm[rank] += more
-    return [
-        RankMemory(r, hbm[r], topology.hbm_cap_bytes[r], ddr[r], topology.ddr_cap_bytes[r])
-        for r in range(topology.world_size)
-    ]
+    return shards_memory(workload, topology, plan, device)[0]
 
 
 def resident_bytes(
@@ -423,39 +416,53 @@ def resident_bytes(
 ) -> list[int]:
     """Return each rank's resident bytes of its shards, with states, caches and dense gradients: of
     device memory, or of host memory on CPUs."""
-    resident = [0] * topology.world_size
-    for rank, memory in _placed(workload, topology, plan, device):
-        total = memory.ddr_bytes if device == "cpu" else memory.hbm_bytes
-        resident[rank] += total - memory.io_bytes
-    for rank, more in _sharing_bytes(workload, plan, device).items():
-        resident[rank] += more
-    return resident
+    return shards_memory(workload, topology, plan, device)[1]
 
 
-def _sharing_bytes(workload: Workload, plan: ShardingPlan, device: str) -> dict[int, int]:
-    """Return rank -> bytes of caches beyond the shards that share them; empty on CPUs."""
-    return {} if device == "cpu" else plan_sharing_bytes(workload, plan)
-
-
-def _placed(
-    workload: Workload, topology: Topology, plan: ShardingPlan, device: str
-) -> Iterator[tuple[int, ShardMemory]]:
+def shards_memory(
+    workload: Workload, topology: Topology, plan: ShardingPlan, device: str = "cuda"
+) -> tuple[list[RankMemory], list[int]]:
+    """Return `plan_memory` and `resident_bytes`, in one pass over the shards."""
+    ranks: list[int] = []
+    memories: list[ShardMemory] = []
     for key, table in zip(workload.keys, workload.tables, strict=True):
         sharded = plan.tables[key]
-        memories = shard_memory(
+        ranks += [shard.rank for shard in sharded.shards]
+        memories += shard_memory(
             table,
             workload,
             topology,
             sharded.sharding_type,
             sharded.compute_kernel,
-            [s.size for s in sharded.shards],
+            [shard.size for shard in sharded.shards],
             sharded.cache_load_factor,
             device=device,
             enforce_hbm=bool(sharded.parameters.get("enforce_hbm")),
             most_cache_mib=sharded.store_caches[0],
         )
-        for shard, memory in zip(sharded.shards, memories, strict=True):
-            yield shard.rank, memory
+    world = topology.world_size
+    columns = (
+        [memory.hbm_bytes for memory in memories],
+        [memory.ddr_bytes for memory in memories],
+        [memory.io_bytes for memory in memories],
+    )
+    # whole numbers below 2**53, whose sums are exact
+    hbm, ddr, io = (np.bincount(ranks, column, world).astype(np.int64) for column in columns)
+    for rank, more in _sharing_bytes(workload, plan, device).items():
+        hbm[rank] += more
+    resident = (ddr if device == "cpu" else hbm) - io
+    caps = zip(topology.hbm_cap_bytes, topology.ddr_cap_bytes, strict=True)
+    return [
+        RankMemory(rank, device_bytes, hbm_cap, host_bytes, ddr_cap)
+        for rank, (device_bytes, host_bytes, (hbm_cap, ddr_cap)) in enumerate(
+            zip(hbm.tolist(), ddr.tolist(), caps, strict=True)
+        )
+    ], resident.tolist()
+
+
+def _sharing_bytes(workload: Workload, plan: ShardingPlan, device: str) -> dict[int, int]:
+    """Return rank -> bytes of caches beyond the shards that share them; empty on CPUs."""
+    return {} if device == "cpu" else plan_sharing_bytes(workload, plan)
 
 
 def fits(memory: Sequence[RankMemory]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from predictor.model.workload import Workload
 from predictor.units import GIB, MIB
 from search.bound import lower_bound as bounds
 from search.bound.exchange_set import ExchangeSet
-from search.bound.lower_bound import LowerBound, UnsoundBoundError
+from search.bound.lower_bound import FLOOR_STEPS, FLOOR_WORK, LowerBound, UnsoundBoundError
 from search.objective import Objective
 from search.solve import solve
 from search.stop import Stop
@@ -132,7 +133,7 @@ def mid_size(tables: int, seed: int, **more: str) -> Workload:
 
 @pytest.mark.parametrize(
     ("ranks", "pipeline"),
-    quick_first(2, [(8, "base"), (8, "sparse_dist"), (16, "prefetch_sparse_dist")]),
+    quick_first(1, [(8, "base"), (8, "sparse_dist"), (16, "prefetch_sparse_dist")]),
 )
 def test_thousands_of_random_plans_on_real_sizes(ranks: int, pipeline: str) -> None:
     problem = a_problem(mid_size(20, ranks, train_pipeline=pipeline), hosts(ranks))
@@ -188,6 +189,14 @@ def test_less_memory_never_lowers_the_bound() -> None:
         for caps in (80 * GIB, need // 5 + 64 * MIB)
     )
     assert tight >= loose * (1 - 1e-9)
+
+
+def test_a_large_problem_out_of_time_is_refined_less_often() -> None:
+    many = (a_table(f"t{i}", 1000 * (i + 1), 64, 5.0) for i in range(400))
+    objective = objective_of(a_problem(a_workload(*many), hosts(16)))[0]
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
+    assert bound.solve(3000, stop=lambda _: True) > 0
+    assert bound._refined == math.ceil(FLOOR_WORK / len(bound.choices.all)) < FLOOR_STEPS
 
 
 @pytest.mark.slow

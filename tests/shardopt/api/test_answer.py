@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from predictor.model.workload import Workload
+from predictor.predict import Prediction
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import ExpectedGain
 from search.problem import RankedPlan, Result
@@ -17,7 +19,7 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.api import answer
 from shardopt.api.setting import Setting
-from tests.search.problems import H100, a_table, a_workload, hosts
+from tests.search.problems import H100, Ticks, a_table, a_workload, hosts
 
 TOPOLOGY = hosts(4)
 
@@ -104,3 +106,37 @@ def test_a_gain_lies_in_the_interval_that_is_shown(
     numbers = re.findall(r"[+-]?\d+\.\d+|[+-]?\d+(?= %)", verdict)
     value, low, high = map(float, numbers[:3])
     assert low <= value <= high
+
+
+def test_no_step_follows_that_would_end_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prediction takes ten seconds, and each further step as long as two."""
+    clock, case = Ticks(0.0), setting()
+    prediction = case.predict(searched().best.plan)
+
+    def ten_seconds_later(*_: object) -> Prediction:
+        clock.now += 10.0
+        return prediction
+
+    steps = ("gain_over_baseline", "stakes", "deciding_constants", "network_part")
+    calls = {name: Mock(return_value=() if name.startswith("d") else None) for name in steps}
+    for name, call in calls.items():
+        monkeypatch.setattr(answer, name, call)
+    monkeypatch.setattr(Setting, "predict", ten_seconds_later)
+    for left_s, expected in ((15.0, False), (25.0, True)):
+        clock.now = 0.0
+        result = replace(searched(), plans=searched().plans[:1])
+        answer.answer_of(case, result, {}, Stop(time_limit_s=10.0 + left_s, clock=clock))
+        assert [call.called for call in calls.values()] == [expected] * len(steps)
+
+
+@pytest.mark.parametrize(("left_s", "searches"), [(29.0, False), (31.0, True)])
+def test_constraints_of_a_large_model_are_priced_where_there_is_time_for_a_search(
+    left_s: float, searches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    price = Mock(return_value=None)
+    monkeypatch.setattr(answer, "price_constraints", price)
+    monkeypatch.setattr(answer.SearchParams, "large", 1)
+    result = replace(searched(), search_seconds=100.0)
+    stop = Stop(time_limit_s=left_s, clock=Ticks(0.0))
+    answer.with_constraint_costs(answer.answer_of(setting(), result, {}), stop)
+    assert price.called == searches

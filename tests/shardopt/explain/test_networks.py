@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.networks import Network
 from predictor.predict import predict
@@ -35,6 +37,6 @@ def test_others_are_what_the_plan_takes_over_them() -> None:
     assert network.stage_ms > 0
     joined = replace(problem, hardware=Network("tcpx").joins(problem.hardware))
     part, time = part_of(joined, named=True)
-    assert network.others["tcpx"] == time
+    assert network.others["tcpx"] == pytest.approx(time, rel=1e-12)
     assert part is not None
     assert not part.others

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock, PropertyMock, patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InfeasibleError
+from predictor.model.lookup_group import is_stashed
+from predictor.model.memory.dense import dense_memory
 from predictor.model.memory.iteration import Iteration, exchanges
 from predictor.model.memory.peak import (
     DEFAULT_RESERVE,
@@ -137,6 +140,32 @@ def test_a_peak_is_shared_only_where_all_that_it_depends_on_is_the_same() -> Non
             for device, stashed in (("cuda", (0, 0)), ("cuda", (1 << 20, 0)), ("cpu", (0, 0))):
                 given = (workload, program, exchanges_of_first, device, frozenset[str](), stashed)
                 assert simulated_peak(*given) == Iteration(*given).run()
+
+
+def test_views_of_tables_are_not_walked_for_every_rank() -> None:
+    few, many = (dense_memory(program_of(a_workload(64, n)), trains=True) for n in (3, 30))
+    assert len(few.forward) == len(many.forward)
+    assert len(few.backward) == len(many.backward)
+
+
+def test_tables_are_read_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = a_workload(64, 5)
+    stashed = tuple(replace(table, stash_weights=True) for table in workload.tables)
+    workload = replace(workload, tables=stashed)
+    narrow = a_plan(workload, [0, 1, 2, 3], [ShardingType.TABLE_WISE])
+    reads = Mock(wraps=is_stashed)
+    monkeypatch.setattr("predictor.model.memory.peak.is_stashed", reads)
+    counts = []
+    for ranks in (4, 64):
+        topology = Topology.uniform(ranks, 4, hbm_bytes=GIB, ddr_bytes=GIB)
+        wide = replace(narrow, world_size=ranks)
+        with patch.object(Feature, "lookups_per_sample", PropertyMock(return_value=2.0)) as ids:
+            peak_bytes = PeakMemory(workload, topology).peaks(wide)
+        counts.append((ids.call_count, reads.call_count))
+        reads.reset_mock()
+    assert len(peak_bytes) == 64
+    assert counts[1][0] <= counts[0][0]  # those of the batch are kept from the first
+    assert counts[0][1] == counts[1][1] == len(workload.tables)
 
 
 @given(plans, st.permutations([0, 1, 2, 3]))
