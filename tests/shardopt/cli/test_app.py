@@ -224,7 +224,7 @@ SEARCHING = (
 )
 
 
-MODULES = ["shardopt.cli.app", "typer", "numpy.linalg", "search.solve", "ortools.sat.python"]
+MODULES = ["shardopt.cli.app", "typer", "numpy.linalg", "search.solve", "ortools.linear_solver"]
 
 
 @pytest.mark.parametrize("module", quick_first(1, MODULES))
