@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from lab.statistics import coverage, geomean, grouped
+from predictor.document import SAFE_LOADER
 from predictor.errors import InputError, did_you_mean
 from shardopt.calibrate.fitting import mape
 
@@ -291,7 +292,9 @@ def _suite(entry: Mapping[str, Any]) -> Suite:
 
 SUITES: Mapping[str, Suite] = {
     entry["name"]: _suite(entry)
-    for entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    for entry in yaml.load(
+        Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), Loader=SAFE_LOADER
+    )
 }
 COLUMNS = {name: columns for suite in SUITES.values() for name, columns in suite.tables.items()}
 """Public table -> columns that are read."""

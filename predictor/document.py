@@ -8,6 +8,7 @@ and dates stay text.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -19,8 +20,11 @@ from predictor.errors import InputError
 
 KeyPath = tuple[str | int, ...]
 
-MOST_SHOWN = 100
-"""Largest number of problems in a message; a file with more has one that repeats."""
+MOST_SHOWN, MOST_ALIKE = 100, 3
+"""Largest number of problems in a message, and of those that differ only in their place: a key that
+is wrong in one table is wrong in hundreds."""
+POSITION = re.compile(r"\[\d+\]")
+"""Position of an entry in a list."""
 MAX_NODES = 500_000
 """Most YAML nodes of a file; more come from aliases that multiply."""
 MAX_BYTES = 2**25
@@ -120,11 +124,18 @@ class Problems:
         if not self._found:
             return
         order = sorted(self._found, key=lambda p: (p[0].file != self.file, p[0].file, p[0].line))
-        lines = [f"{place}: {message}" for place, message in order]
-        if len(lines) == 1:
+        lines: list[str] = []
+        alike: Counter[str] = Counter()
+        for place, message in order:
+            kind = POSITION.sub("[]", message)
+            alike[kind] += 1
+            if alike[kind] <= MOST_ALIKE and len(lines) < MOST_SHOWN:
+                lines.append(f"{place}: {message}")
+        if len(order) == 1:
             raise InputError(lines[0], self._inputs)
-        more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
-        text = "\n  ".join([f"{self.file}: {len(lines)} problems", *lines[:MOST_SHOWN], *more])
+        if len(order) > len(lines):
+            lines.append(f"and {len(order) - len(lines)} more like these")
+        text = "\n  ".join([f"{self.file}: {len(order)} problems", *lines])
         raise InputError(text, self._inputs)
 
 

@@ -483,8 +483,15 @@ def _restated(
                 type=_problem(message(item)), loc=(*path, *item["loc"]), input=item["input"]
             )
             for item in error.errors(include_url=False)
+            if not _lacks_bad_entries_alone(item)
         ],
     )
+
+
+def _lacks_bad_entries_alone(item: ErrorDetails) -> bool:
+    """Return True for a list that is too short only because its bad entries, which have errors of
+    their own, do not count."""
+    return item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]
 
 
 def _phrase(sentence: str) -> str:

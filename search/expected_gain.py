@@ -84,7 +84,7 @@ the chosen plans of 19 tasks, learned from one trace of TorchRec's (`configs/ben
 there 90 % intervals hold 17 gains, with 0.07 all. Of GPUs no such rows are public."""
 DRAWS = 128
 GAIN_SEED = 1
-"""Of the draws; a search that chooses by draws uses others."""
+"""Seed of the draws; a search that chooses by draws uses others."""
 
 
 @dataclass(frozen=True)

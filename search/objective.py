@@ -23,8 +23,8 @@ from search.space.option import AllowedPlacements, Choice, Option, Space, place
 Array = NDArray[np.float64]
 T = TypeVar("T")
 AMPLE = 0.8
-"""Share of the limits up to which shards, with their data in flight, leave room for the rest of a
-plan's peak: of random plans of the models in configs/models, on five kinds and numbers of GPUs, no
+"""Share of a rank's limit up to which shards, with their data in flight, leave room for the rest of
+its peak: of random plans of the models in configs/models, on five kinds and numbers of GPUs, no
 peak was higher than the shards by more than 0.12 of the limit. A plan that is returned is simulated
 in any case (`search.peak`)."""
 MOST_REMEMBERED = 1 << 21
@@ -73,6 +73,7 @@ class Objective:
         self.has_caches = problem.hardware.device != "cpu"
         self._remember_bytes()
         self.fits_at_peak = lru_cache(maxsize=1 << 14)(self._fits_at_peak)
+        self.resident = lru_cache(maxsize=1 << 16)(self._resident)
 
     def _remember_bytes(self) -> None:
         few = max(1, MOST_REMEMBERED // self.caps.shape[1])
@@ -174,6 +175,12 @@ class Objective:
         """Bytes of every shard, ``[shards, hbm or ddr]``."""
         return np.array(self.bytes_of(option), dtype=np.float64).T
 
+    def _resident(self, option: Option) -> Array:
+        """Bytes of every shard without ids, which come and go, ``[shards, hbm or ddr]``."""
+        kept = np.array(option.bytes_of, dtype=np.float64)
+        kept[int(self.problem.hardware.device == "cpu")] -= [m.io_bytes for m in option.memory]
+        return kept.T
+
     def _footprint(self, option: Option, ranks: Ranks) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that one table takes."""
         used = np.zeros_like(self.caps)
@@ -203,10 +210,14 @@ class Objective:
 
     def memory(self, choices: Sequence[Choice]) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that a plan, or some of its tables, take."""
+        return self._summed(choices, self.shard_memory)
+
+    def _summed(self, choices: Sequence[Choice], bytes_of: Callable[[Option], Array]) -> Array:
+        """Sum bytes of shards and what their caches take beside, ``[hbm or ddr, ranks]``."""
         used = np.zeros_like(self.caps)
         if choices:
             ranks = np.fromiter(chain.from_iterable(r for _, r in choices), dtype=np.intp)
-            sizes = np.concatenate([self.shard_memory(option) for option, _ in choices])
+            sizes = np.concatenate([bytes_of(option) for option, _ in choices])
             for of_kind, taken in zip(used, sizes.T, strict=True):  # exact: whole numbers
                 of_kind += np.bincount(ranks, taken, len(of_kind))
         cached = chain.from_iterable(starmap(self.in_cache, choices))
@@ -237,9 +248,7 @@ class Objective:
             return False
         if not self.problem.topology.limit_bytes:
             return True
-        typical = self.typical.memory(assignment)
-        ample = not self.problem.thorough and bool((typical <= AMPLE * self.limits).all())
-        return ample or self.fits_at_peak(assignment)
+        return self.fits_at_peak(assignment)
 
     @cached_property
     def typical(self) -> Objective:
@@ -250,7 +259,18 @@ class Objective:
         return other
 
     def _fits_at_peak(self, assignment: Assignment) -> bool:
-        return self.problem.fits(self.sharding_plan(assignment))
+        """Return True if the peaks of all ranks fit that may not, the fullest one first."""
+        topology, kind = self.problem.topology, int(self.problem.hardware.device == "cpu")
+        shares = self.typical.memory(assignment)[kind] / np.maximum(self.limits[kind], 1.0)
+        ranks = np.argsort(-shares, kind="stable")
+        if not self.problem.thorough:
+            ranks = ranks[shares[ranks] > AMPLE]
+        if not len(ranks):
+            return True
+        resident = self._summed(assignment, self.resident)[kind].astype(np.int64).tolist()
+        plan, at = self.sharding_plan(assignment), ranks.tolist()
+        peaks = zip(at, self.problem.peaks.peaks_of(plan, resident, at), strict=True)
+        return all(peak.reserved_bytes <= topology.limit_bytes[rank] for rank, peak in peaks)
 
     def beside(self, assignment: Assignment) -> Objective:
         """Return the objective with caps corrected for plans like this one.

@@ -15,7 +15,7 @@ MOST_SECONDS = 1e9
 """Thirty years; what counts in milliseconds or in 32 bits of seconds still holds it."""
 
 Late = Callable[..., bool]
-"""Whether the time of a stage is up, whatever it is given."""
+"""Function that tells if the time of a stage is up, whatever it is given."""
 
 LATE, LATE_S = 1.05, 1.0
 """Share of the ceiling, and seconds more, after which a search without any plan gives up."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from predictor.iteration.ranges import OutOfRange
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
@@ -62,12 +63,31 @@ def interval(bounds: tuple[float, float]) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Format with one decimal below ten per cent; never round down to zero, as zero is a claim."""
+    """Format with one decimal below ten per cent; never round to 0 or 100 %, as both are claims."""
     value = 100 * fraction
     if 0 < value < 0.05:
         return "< 0.1 %"
     value = 0.0 if -0.05 < value < 0 else value
+    if 99.5 <= value < 100:
+        return f"{min(value, 99.9):.1f} %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def shares(parts: Sequence[float]) -> list[str]:
+    """Format the parts of a whole in per cent, all with one decimal, so that they add up to 100 %.
+
+    The tenths that rounding down leaves go to the largest remainders.
+    """
+    total = sum(parts)
+    exact = [1000 * part / total if total else 0.0 for part in parts]
+    tenths = [math.floor(value) for value in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda i: tenths[i] - exact[i])
+    for i in by_remainder[: round(sum(exact)) - sum(tenths)]:
+        tenths[i] += 1
+    return [
+        "< 0.1 %" if part > 0 and not tenth else f"{tenth / 10:.1f} %"
+        for part, tenth in zip(parts, tenths, strict=True)
+    ]
 
 
 def points(fraction: float) -> str:

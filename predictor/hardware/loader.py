@@ -33,7 +33,7 @@ DEFAULT_HARDWARE = "h100-sxm"
 
 _MAPPING = ("model_type", "model_attributes_type", "dict_type")
 _LAWS = {"async": "fbgemm_cuda", "inline": "distinct_rows"}
-"""How a device runs -> the kernel model (key ``law``) of its embedding group."""
+"""Way a device runs -> kernel model (key ``law``) of its embedding group."""
 _BASES = {"fbgemm_cuda": "h100-sxm", "distinct_rows": "cpu-gloo"}
 
 Model = TypeVar("Model", bound=StrictModel)

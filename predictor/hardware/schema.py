@@ -157,7 +157,7 @@ class Memory(Group):
 
 
 BatchLayout = Literal["nn", "nt", "tn", "outer"]
-"""How the operands lie: ``t`` for columns that lie together; outer products have a depth of 1."""
+"""Layout of the operands: ``t`` for columns that lie together; outer products have a depth of 1."""
 
 
 class TensorKernels(StrictModel):
@@ -223,7 +223,7 @@ class Gemm(Group):
     wide_power: Positive = 1.0
     floor_us: NonNegative
     overlaps: bool = True
-    """Whether operands move while others are multiplied."""
+    """True if operands move while others are multiplied."""
     batched_us: NonNegative = 0.0
     """Overhead of each small product of a batch, where the products run one by one; 0 where a batch
     runs as one kernel."""
@@ -289,7 +289,7 @@ class Elementwise(Group):
     strided_input_ns: NonNegative = 0.0
     """The same of each further input of another type: every load chooses by its type."""
     turned_ns: NonNegative = 0.0
-    """As ``strided_ns`` where an operand's columns lie together, so that lanes load apart."""
+    """Counterpart of ``strided_ns`` where an operand's columns lie together: lanes load apart."""
     index_add_ns: NonNegative = 0.0
     """Time of an element that is added to a place given by index, where no rows are added
     (`indexing_backward_kernel_stride_1` of aten's Indexing.cu)."""
@@ -310,7 +310,7 @@ class Elementwise(Group):
     bucketize_ns_per_id: NonNegative = 0.0
     """Time to sort an id into the bucket of its row block, beyond the bytes moved."""
     fused_bias: bool = True
-    """Whether the multiplication of a linear layer adds the bias; if not, a copy does."""
+    """True if the multiplication of a linear layer adds the bias; if not, a copy does."""
     gather_ns_per_element: NonNegative = 0.0
     """Time to gather one element by its index, beyond the bytes moved."""
     math_ns_per_element: NonNegative = 0.0

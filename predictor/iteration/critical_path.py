@@ -1,14 +1,18 @@
 """The chain of work that sets the iteration time, found backwards from the end of an iteration.
 
-Every stretch of the last period is charged to one operation on one rank, or to the host that was
-late in issuing it, so the parts add up to the iteration time exactly.
+Every stretch of a period is charged to one operation on one rank, or to the host that was late in
+issuing it, so the parts add up to the iteration time exactly. The period is one in which the chain
+has come back to where it was an iteration before: work that no later iteration waits for, such as
+the last kernels where the host sets the pace, takes no part in it.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +21,8 @@ from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import Timeline
 
 TOLERANCE_MS = 1e-9
+STEADY = 1e-6
+"""Relative error up to which a time is a number of periods."""
 HOST = "host"
 HOST_NAME = "host issues work"
 
@@ -53,18 +59,49 @@ class Visit:
 
 
 def critical_path(graph: Graph, timeline: Timeline) -> list[Segment]:
-    """Return the chain that fills the last iteration's period, in order of time.
+    """Return a period of the chain that sets the pace, in order of time.
 
-    The timeline must have been simulated for one plan with ``keep_steps=True``.
+    The timeline must have been simulated for one plan with ``keep_steps=True``. A chain that does
+    not come back within the kept steps is that of the last period.
     """
-    finish = float(timeline.finish_ms[0])
-    horizon = finish - float(timeline.iteration_ms[0])
+    period = float(timeline.iteration_ms[0])
+    walker = _Walker(graph, timeline)
+    end = walker.last(period)
+    turn = _turn(walker.walk(*end), period)
+    visits: Iterable[Visit] = turn  # a host that works through the whole period
+    if not turn or turn[0].op is not None:
+        # an iteration begins with its first operation, so the period ends with the last one
+        ends = ((visit.op, visit.rank) for visit in turn if visit.op is not None)
+        visits = walker.walk(*max(ends, key=itemgetter(0), default=end))
     segments: list[Segment] = []
-    for visit in _walk(graph, timeline):
+    horizon = math.nan
+    for visit in visits:
+        horizon = horizon if segments else visit.end_ms - period
         segments.append(_segment(graph, visit, horizon))
         if visit.start_ms <= horizon + TOLERANCE_MS:
             break
     return [s for s in reversed(segments) if s.duration_ms > 0]
+
+
+def _turn(visits: Iterable[Visit], period: float) -> list[Visit]:
+    """Return the visits from the first one that comes again whole periods before to the one before
+    it, or a host's that takes a period; empty if the chain does not come back."""
+    walked: list[Visit] = []
+    latest: dict[tuple[int, int], int] = {}
+    for visit in visits:
+        if visit.op is None:
+            if visit.end_ms - visit.start_ms >= period - TOLERANCE_MS:
+                return [visit]
+        else:
+            number = latest.get((visit.op, visit.rank))
+            if number is not None:
+                later = walked[number]
+                expected = (later.iteration - visit.iteration) * period
+                if abs(later.end_ms - visit.end_ms - expected) <= STEADY * expected:
+                    return walked[number:]
+            latest[visit.op, visit.rank] = len(walked)
+        walked.append(visit)
+    return []
 
 
 def absent_ranks(graph: Graph) -> list[NDArray[np.bool_]]:
@@ -81,31 +118,6 @@ def _segment(graph: Graph, visit: Visit, horizon: float) -> Segment:
     op = graph.ops[visit.op]
     waiting = min(op.waiting_on(visit.rank), max(0.0, visit.end_ms - start))
     return Segment(op.name, op.phase, op.resource, visit.rank, start, visit.end_ms, waiting)
-
-
-def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:
-    """Walk from the last end back to each cause in turn.
-
-    No operation ends before it is issued, so no host is still busy when all streams are empty.
-    """
-    walker = _Walker(graph, timeline)
-    iteration = len(timeline.steps) - 1
-    op, rank = walker.last(iteration)
-    while True:
-        end = walker.time("end", iteration, op, rank)
-        cause = None
-        if not walker.ended_late(iteration, op, rank):
-            start = walker.time("start", iteration, op, rank)
-            yield Visit(op, iteration, rank, start, end)
-            end, rank = start, walker.last_arrival(iteration, op, rank)
-            cause = walker.cause(iteration, op, rank)
-        if cause is None:
-            cause = walker.host_release(iteration, op, rank, graph.ops[op].thread)
-            released = 0.0 if cause is None else walker.time("end", *cause, rank)
-            yield Visit(None, iteration, rank, released, end)
-        if cause is None:
-            return
-        iteration, op = cause
 
 
 class _Walker:
@@ -125,11 +137,38 @@ class _Walker:
     def time(self, name: str, iteration: int, op: int, rank: int) -> float:
         return float(getattr(self.steps[iteration], name)[op, 0, rank])
 
-    def last(self, iteration: int) -> tuple[int, int]:
-        """Return the operation and rank with the latest end in an iteration."""
-        times = np.where(np.array(self.absent), -np.inf, self.steps[iteration].end[:, 0])
+    def last(self, period: float) -> tuple[int, int]:
+        """Return the operation and rank with the latest end in the last iteration, of those that
+        come a period later than in the one before: others do not set the pace."""
+        ends = [step.end[:, 0] for step in self.steps[-2:]]
+        late = ends[-1] - ends[0] >= period * (1 - STEADY)
+        exists = ~np.array(self.absent)
+        candidates = exists & late if (exists & late).any() else exists
+        times = np.where(candidates, ends[-1], -np.inf)
         op, rank = np.unravel_index(int(np.argmax(times)), times.shape)
         return int(op), int(rank)
+
+    def walk(self, op: int, rank: int) -> Iterator[Visit]:
+        """Walk from the end of an operation of the last iteration back to each cause in turn.
+
+        No operation ends before it is issued, so no host is still busy when all streams are empty.
+        """
+        iteration = len(self.steps) - 1
+        while True:
+            end = self.time("end", iteration, op, rank)
+            cause = None
+            if not self.ended_late(iteration, op, rank):
+                start = self.time("start", iteration, op, rank)
+                yield Visit(op, iteration, rank, start, end)
+                end, rank = start, self.last_arrival(iteration, op, rank)
+                cause = self.cause(iteration, op, rank)
+            if cause is None:
+                cause = self.host_release(iteration, op, rank, self.graph.ops[op].thread)
+                released = 0.0 if cause is None else self.time("end", *cause, rank)
+                yield Visit(None, iteration, rank, released, end)
+            if cause is None:
+                return
+            iteration, op = cause
 
     def before(self, indices: list[int], op: int, rank: int) -> int | None:
         """Return the last of some operations that exists on a rank and comes before ``op``."""

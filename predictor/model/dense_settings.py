@@ -38,8 +38,8 @@ class DensePart(Section):
     """MiB of dense gradients that one all-reduce carries, as of TorchRec's
     `DefaultDataParallelWrapper`."""
     length_shares: LengthShares | None = None
-    """What grows with the lengths of samples; left out: as the ops say, and nothing of measured
-    times."""
+    """Shares that grow with the lengths of samples; left out: as the ops say, and nothing of
+    measured times."""
 
 
 @dataclass(frozen=True, kw_only=True)

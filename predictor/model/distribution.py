@@ -200,7 +200,7 @@ class Zipf(Section):
     alpha: Annotated[float, real(0, 20)]
     """The skew; 0 is uniform."""
     q: Annotated[float, real(-1, 1e9, above=True)] = 0.0
-    """How flat the hottest ids are."""
+    """Flatness of the hottest ids."""
 
     def __post_init__(self) -> None:
         if not self.alpha >= 0 or not self.q > -1:

@@ -173,4 +173,4 @@ class ShardingPlan:
     world_size: int
     local_world_size: int
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """What else the plan file holds: model, hardware, batch size, predicted time, versions."""
+    """Further keys of the plan file: model, hardware, batch size, predicted time, versions."""

@@ -337,7 +337,9 @@ def _every(job: Topology, stride: int, count: int) -> Topology:
         ddr_bytes=min(job.ddr_cap_bytes),
         nvlink_domain=domain,
     )
-    joined = (_level(level, job.world_size, stride, count) for level in job.network)
+    within = job.intra_group_size % (stride * count) == 0  # then no level joins them
+    levels = () if within else job.network
+    joined = (_level(level, job.world_size, stride, count) for level in levels)
     return replace(group, network=tuple(level for level in joined if level is not None))
 
 

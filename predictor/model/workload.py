@@ -78,7 +78,7 @@ class MeasuredDense(DensePart):
     in_features: Annotated[int, whole(0, MAX_WIDTH)] = 0
     """Dense inputs of a sample, which are copied to the device."""
     optimizer: DenseOptimizer = "sgd"
-    """What trains data-parallel tables."""
+    """Optimizer of data-parallel tables."""
 
     @property
     def gradient_bytes(self) -> int:
@@ -128,8 +128,9 @@ SYNCED_OPTIMIZERS = (
     Optimizer.ROWWISE_ADAGRAD,
     Optimizer.ADAGRAD,
 )
-"""Those whose states `DMPCollection._cache_sync_tensors` (torchrec/distributed/model_parallel.py)
-finds: it reads ``state["sum"]``, which only Adagrad has, and SGD has no state."""
+"""Optimizers whose states `DMPCollection._cache_sync_tensors` finds
+(torchrec/distributed/model_parallel.py): it reads ``state["sum"]``, which only
+Adagrad has, and SGD has no state."""
 
 INDEX_BYTES = 8
 """TBE always takes 64-bit indices."""
@@ -174,7 +175,7 @@ class Feature(Section):
     distribution: Annotated[IndexDistribution, named("index_distribution")] = field(
         default_factory=Uniform
     )
-    """How ids spread over the rows of the table; left out: uniform."""
+    """Spread of ids over the rows of the table; left out: uniform."""
     id_order: Annotated[str, choice(["random", "frequency"])] = "random"
     """`frequency`: low ids are the hot ones, so the first row-wise shard is hot."""
     pooling_factor_std: Annotated[float, real(0, 1e9)] | None = None
@@ -184,8 +185,8 @@ class Feature(Section):
     """Most ids per sample and pooling, as where histories are cut; left out: no limit, or what a
     stats file says."""
     length_correlation: Annotated[float, real(0, 1)] = 0.0
-    """How far the lengths of a sample's features go together: two of them correlate by the product
-    of theirs; left out: not at all, or what a stats file says."""
+    """Degree to which lengths of a sample's features go together: two of them correlate by the
+    product of theirs; left out: not at all, or what a stats file says."""
     position_weights: Annotated[int, whole(0, MAX_COUNT)] = 0
     """Weights that a feature processor learns, one for each position in a bag (`max_feature_length`
     of TorchRec's `PositionWeightedModule`); 0: there is none."""
@@ -273,9 +274,9 @@ class Table(Section):
     weighted: Flag = False
     """Ids have weights of their own (per-sample weights)."""
     optimizer: EmbeddingOptimizer = Optimizer.ROWWISE_ADAGRAD
-    """What trains the table; left out: the model's optimizer."""
+    """Optimizer of the table; left out: the model's optimizer."""
     constraints: Constraints = field(default_factory=Constraints)
-    """What the table's sharding must obey."""
+    """Limits that the table's sharding must obey."""
     index_dedup: Flag = False
     """Every rank sends its distinct ids alone (`use_index_dedup` of TorchRec's
     `EmbeddingCollectionSharder`); for tables with pooling none."""
@@ -364,11 +365,11 @@ class DenseArch(ComputedDense):
             [DcnV2],
         ),
     ] = "dot"
-    """How bottom output and embeddings are joined."""
+    """Operation that joins bottom output and embeddings."""
     data_type: ProductType = "fp32"
     """Type of the dense part's products; bf16 by autocast."""
     optimizer: DenseOptimizer = "sgd"
-    """What trains the dense part and data-parallel tables."""
+    """Optimizer of the dense part and data-parallel tables."""
     linears: Annotated[tuple[tuple[int, int], ...], NOT_IN_FILE] = ()
     """(in, out) of the linear layers of a module whose wiring is unknown; they run one after the
     other behind the lookups, in place of MLPs and interaction."""
@@ -379,7 +380,7 @@ class DenseArch(ComputedDense):
     """Elements per sample that the model's own code reads and writes between embeddings and layers,
     forward and backward, beyond one concatenation."""
     pairs: Annotated[str, choice(["index", "gather", "all"])] = "index"
-    """How `dot` takes pairs out of all products: by `index` as TorchRec's DLRM (`z[:, i, j]`), by
+    """Way `dot` takes pairs out of all products: by `index` as TorchRec's DLRM (`z[:, i, j]`), by
     `gather`, or `all` of them; the last two pad to a multiple of 8 columns."""
 
     def joined_width(self, bottom: int, vectors: int) -> int:

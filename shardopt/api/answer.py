@@ -12,6 +12,7 @@ from typing import Any
 
 from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError
+from predictor.model.dense_settings import ComputedDense
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_text, plan_to_dict
 from predictor.predict import Prediction
@@ -171,7 +172,7 @@ class Answer:
         Args:
             in_use: path of the plan in use, as given.
         """
-        result, best = self.result, self.best
+        result, best, dense = self.result, self.best, self.setting.workload.dense
         regret = result.aim == REGRET and result.passed_over is not None
         keys = {
             "setting": self.setting,
@@ -184,7 +185,11 @@ class Answer:
             "expected_gain": self.gain,
             "sharding_matters": self.stakes is None or self.stakes.matters,
             "verdict": self.verdict,
-            "host_bound": host_bound(best, self.setting.hardware),
+            "host_bound": host_bound(
+                best,
+                self.setting.hardware,
+                cuda_graphs=isinstance(dense, ComputedDense) and dense.cuda_graphs,
+            ),
             "preferred_to": result.fastest,
             "objective": result.aim,
             "worst_regret": result.worst_regret,

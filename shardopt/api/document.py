@@ -408,9 +408,7 @@ class PlanAnswer(ConstraintPrices, AdviceKeys, Headline, PlanHead):
     )
     sharding_matters: bool = key("False where sane plans are alike.")
     verdict: str = key("Recommendation, the first line of the console.")
-    host_bound: HostBound | None = key(
-        "``share`` (of the iteration in which the GPU waits for its host), ``why``, ``remedy``."
-    )
+    host_bound: HostBound | None = key("``share`` (of the critical path), ``why``, ``remedy``.")
     preferred_to: FoundTime | None = key("Fastest plan found, where another is preferred to it.")
     objective: str = key("``nominal``, ``mean`` or ``regret``.")
     ties: TieSummary | None = key(

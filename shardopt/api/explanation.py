@@ -1,4 +1,4 @@
-"""Where the time of a plan goes, and what would change it."""
+"""Breakdown of a plan's time, and what would change it."""
 
 from __future__ import annotations
 

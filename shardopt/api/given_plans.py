@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from predictor.document import shown
 from predictor.errors import InputError, PlanError
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import (
@@ -53,7 +54,7 @@ def predict_plans(
     predicted = []
     for path, plan in zip(paths, plans, strict=True):
         fitting = fit_plan(plan, setting, where=path)
-        doubts = (*_doubts(plan, setting), *broken(fitting, setting))
+        doubts = (*_doubts(plan, setting, machine), *broken(fitting, setting))
         prediction = setting.predict(fitting)
         if strict:
             refuse_outside(prediction.out_of_range, path)
@@ -123,13 +124,21 @@ def _check_alike(paths: Sequence[str], plans: Sequence[ShardingPlan], machine: M
             )
 
 
-def _doubts(plan: ShardingPlan, setting: Setting) -> list[str]:
+def _doubts(plan: ShardingPlan, setting: Setting, machine: Machine) -> list[str]:
     doubts = [*filter(None, [model_mismatch(plan, setting.workload)])]
     batch = plan.meta.get("batch_size")
     if isinstance(batch, int) and batch != setting.workload.batch_size:
         doubts.append(
             f"the plan was made for {batch} samples per rank, this predicts "
             f"{setting.workload.batch_size}; a batch size of {batch} predicts what it was made for"
+        )
+    made_by = plan.meta.get(MADE)
+    settings = made_by.get("settings") if isinstance(made_by, Mapping) else None
+    cluster = settings.get("cluster") if isinstance(settings, Mapping) else None
+    if isinstance(cluster, str) and machine.cluster is None:
+        doubts.append(
+            f"the plan was made for the machines of {shown(cluster)}, this predicts as many ranks "
+            "without its links; that cluster file predicts what it was made for"
         )
     return doubts
 

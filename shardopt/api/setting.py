@@ -22,6 +22,7 @@ from predictor.model.plan_check import FUSED_WIDTH
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Table, Workload
 from predictor.predict import Prediction, predict
+from predictor.section import MAX_COUNT
 from predictor.units import gib
 from search.problem import Problem
 from search.space.enumerate import listed_types
@@ -308,7 +309,7 @@ def check_machine(machine: Machine, *, needs_ranks: bool) -> None:
     """Refuse numbers outside their range and choices that exclude each other."""
     for name in ("gpus", "gpus_per_node"):
         check_number(name, getattr(machine, name), 1, MOST_RANKS)
-    check_number("batch_size", machine.batch_size, 1, 2**40)
+    check_number("batch_size", machine.batch_size, 1, MAX_COUNT)
     for name in ("hbm_gib", "ddr_gib"):
         check_number(name, getattr(machine, name), 0, MAX_GIB)
     if machine.reserve is not None and not 0 <= machine.reserve < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from shardopt.api.document import PredictAnswer
-    from shardopt.api.request import Machine
+    from shardopt.api.request import Machine, PlanRequest
     from shardopt.report.blocks import View
 
 
@@ -95,20 +96,32 @@ def predict_plans(
     return answer
 
 
+UNWRITTEN = ("cluster", "hbm_gib", "ddr_gib", "reserve", "batch_size")
+"""Options of a machine that `predict` and `explain` do not take from a plan file."""
+
+
 def next_lines(
-    model: Path | None, output: Path | None, condition: str = "", *, applied: Path | None = None
+    request: PlanRequest,
+    output: Path | None,
+    condition: str = "",
+    *,
+    applied: Path | None = None,
 ) -> tuple[str, str]:
-    """Say what became of the best plan, and what to type next.
+    """Say what became of the best plan, and what to type next to see the same prediction.
 
     Args:
-        model: the file that the plan is for.
-        condition: further flags of the next command.
+        request: names the model file and the machine.
+        condition: of the next command, where the model file has yet to change.
         applied: the model file with advice, where the written plan is for that.
     """
     if output is None:
         return "No plan was written. Next:", "the same command with -o plan.json"
     plan = "Plan 1" if applied is None else f"The plan for {applied}"
-    explain = f"shardopt explain {applied or model} {output}{condition}"
+    options = {name: getattr(request, name) for name in UNWRITTEN}
+    if condition or applied is not None:
+        del options["batch_size"]  # the changed model file has it
+    files = [str(applied or request.model), str(output)]
+    explain = f"shardopt explain {shlex.join([*files, *words_of(options)])}{condition}"
     return f"{plan} is written to {output}. Next:", explain
 
 

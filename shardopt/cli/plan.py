@@ -251,7 +251,7 @@ def plan(
     applied = None if advising.apply is None else advising.applied(answer, request, say)
     if output is not None:
         atomic_write_text(output, applied or answer.plan_text())
-    end = next_lines(request.model, output, applied=advising.apply)
+    end = next_lines(request, output, applied=advising.apply)
     if json:
         note(answer.setting.notes, quiet=quiet)
     code = EXIT_INTERRUPTED if answer.is_interrupted else 0

@@ -111,7 +111,7 @@ def run_tuning(
         atomic_write_text(output, answer.plan_text())
     condition = f", once {request.model} has the best setting"
     tuned_answer = tune_answer(answer, tuning, tuned, members, study)
-    view = tune_view(tuned_answer, next_lines(request.model, output, condition))
+    view = tune_view(tuned_answer, next_lines(request, output, condition))
     return replace(view, code=EXIT_INTERRUPTED if interrupted else 0)
 
 

@@ -139,7 +139,7 @@ class ClusterSection(Section):
     """A profile's name, or its path relative to this file."""
     network: Network | None = None
     levels: Annotated[tuple[LevelSection, ...], Field(min_length=1, max_length=MOST_LEVELS)] = ()
-    """What joins the hosts, the innermost first; without levels NVLink joins racks."""
+    """Networks that join the hosts, the innermost first; without levels NVLink joins racks."""
     hbm_gib: Any = None
     """GiB of device memory of each rank: one number, or a list with one for each rank."""
     ddr_gib: Any = None

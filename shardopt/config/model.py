@@ -52,7 +52,7 @@ class ModelFile(Workload):
     """Samples per rank and iteration; must be given here or with the command, which overrides
     it."""
     optimizer: EmbeddingOptimizer = Optimizer.ROWWISE_ADAGRAD
-    """What trains every sharded table that names no other; data-parallel tables are stepped by the
+    """Optimizer of every sharded table that names no other; data-parallel tables are stepped by the
     dense optimizer."""
 
     def __post_init__(self) -> None:

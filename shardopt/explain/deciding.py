@@ -143,7 +143,7 @@ def deciding_text(c: DecidingConstant) -> str:
     """Say what is assumed, what follows if it is otherwise, and what measures it."""
     return (
         f"The profile assumes {c.value:.3g} {c.unit} ({KIND_WORDS[c.provenance]}, known to "
-        f"within {percent(math.exp(c.rel_error) - 1)}). If it is {c.side} {c.flips_at:.3g}, "
+        f"within {percent(c.rel_error)}). If it is {c.side} {c.flips_at:.3g}, "
         f"{plan_words(c.plan)} is faster, by up to {percent(c.gain)}; `{c.command}` measures "
         f"it{SOON.get(c.group, '')}."
     )

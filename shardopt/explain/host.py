@@ -11,15 +11,15 @@ from predictor.predict import Prediction
 from shardopt.formatting import percent
 
 DECIDES = 0.3
-"""Share of an iteration that waits for the host from which on this is the first thing to say."""
+"""Share of an iteration from which on the host is the first thing to say."""
 
 
 @dataclass(frozen=True)
 class HostBound:
-    """A device that waits for its host.
+    """Host that sets the pace of the device.
 
     Args:
-        share: of the iteration.
+        share: of the critical path that is the host issuing work.
         why: in words.
         remedy: what to do.
     """
@@ -29,18 +29,22 @@ class HostBound:
     remedy: str
 
 
-def host_bound(prediction: Prediction, hardware: HardwareProfile) -> HostBound | None:
-    """Explain an iteration in which devices wait for the host; None where they hardly do."""
+def host_bound(
+    prediction: Prediction, hardware: HardwareProfile, *, cuda_graphs: bool = False
+) -> HostBound | None:
+    """Explain an iteration whose pace the host sets; None where it hardly does.
+
+    Args:
+        cuda_graphs: the dense part is captured already.
+    """
     if hardware.inline:
         return None
     share = prediction.breakdown.get(HOST, 0.0) / prediction.iteration_ms
     if share < DECIDES:
         return None
-    why = f"for {percent(share)} of the iteration the GPU waits for the host that launches its work"
-    faster = (
-        "set OMP_NUM_THREADS=1 as torchrun does, capture the dense part as CUDA graphs, or give "
-        "each rank a larger batch"
-    )
+    why = f"launching the GPU's work sets the pace for {percent(share)} of the iteration"
+    capture = "" if cuda_graphs else ", capture the dense part as CUDA graphs,"
+    faster = f"set OMP_NUM_THREADS=1 as torchrun does{capture} or give each rank a larger batch"
     if hardware.origins["overheads"] in list_hardware():
         why += ", and hosts with the same GPU differ by a factor of two; yours is not measured"
         measure = "`shardopt calibrate --only host` measures yours in a minute; then "

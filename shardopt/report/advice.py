@@ -63,7 +63,8 @@ def _not_tried(considered: Considered) -> list[Line]:
         return []
     reasons: dict[str, list[str]] = {}
     for setting in settings:
-        reasons.setdefault(setting.why, []).append(setting.name)
+        reason, *_ = setting.why.splitlines()  # more of them list what `--json` has in full
+        reasons.setdefault(reason, []).append(setting.name)
     words = [
         f"{', '.join(names[:SHOWN_NAMES])}{', ...' if len(names) > SHOWN_NAMES else ''} ({why})"
         for why, names in sorted(reasons.items(), key=lambda entry: -len(entry[1]))[:SHOWN_REASONS]

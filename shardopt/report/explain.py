@@ -109,7 +109,7 @@ def _host_words(answer: ExplainAnswer) -> list[str]:
 def _what_runs(section: Sequence[PathSegment]) -> str:
     """The operations by name, as many as fit a line."""
     if section[0].phase == HOST:
-        return "the device waits for the host to issue work"
+        return "the host issues work"
     names = list(dict.fromkeys(segment.name for segment in section))
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return ", ".join(names[:2]) + more

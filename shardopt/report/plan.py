@@ -148,7 +148,14 @@ def headline(answer: PlanAnswer) -> list[Block]:
 
 
 def _ranking(answer: PlanAnswer) -> list[Block]:
-    """Plans, best first, then TorchRec's."""
+    """Plans, best first, then TorchRec's where it is none of them, whoever else found it."""
+    torchrecs = answer.torchrecs
+    finders = [
+        TORCHREC
+        if torchrecs is not None and plan.sharding_plan.tables == torchrecs.tables
+        else plan.found_by
+        for plan in answer.plans
+    ]
     rows = [
         (
             str(place),
@@ -157,13 +164,13 @@ def _ranking(answer: PlanAnswer) -> list[Block]:
             interval(plan.interval_ms),
             memory_use(plan.memory),
             type_mix(plan.sharding_plan),
-            finder_words(plan.found_by),
+            finder_words(finder),
         )
-        for place, plan in enumerate(answer.plans, start=1)
+        for place, (plan, finder) in enumerate(zip(answer.plans, finders, strict=True), start=1)
     ]
     theirs = answer.baselines.get(TORCHREC)
-    if theirs is not None and all(plan.found_by != TORCHREC for plan in answer.plans):
-        mix = "" if answer.torchrecs is None else type_mix(answer.torchrecs)
+    if theirs is not None and TORCHREC not in finders:
+        mix = "" if torchrecs is None else type_mix(torchrecs)
         above = _above(theirs, answer)
         rows.append(("", number(theirs), above, "", "", mix, finder_words(TORCHREC)))
     kind = memory_title(answer.best.memory)

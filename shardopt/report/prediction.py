@@ -22,6 +22,7 @@ from shardopt.formatting import (
     plural,
     range_lines,
     rank_word,
+    shares,
     times,
     type_mix,
 )
@@ -68,12 +69,12 @@ def headlines(plans: Sequence[GivenPlan]) -> list[Block]:
 
 def breakdown(prediction: PredictedPlan) -> list[Block]:
     """The critical path by phase; the parts sum to the iteration time."""
-    whole = prediction.iteration_ms
+    whole, parts = prediction.iteration_ms, prediction.breakdown
     rows = []
-    for phase, part in prediction.breakdown.items():
+    for (phase, part), share in zip(parts.items(), shares([*parts.values()]), strict=True):
         words = phase_words(phase)
         bar = Bar([(part, phase, f"{words}\n{ms(part)}")], whole)
-        rows.append((words, number(part), percent(part / whole), bar))
+        rows.append((words, number(part), share, bar))
     by_module = dense_text(prediction)
     return [TextTable(["<phase", ">ms", ">share", "<"], rows), *filter(None, [by_module])]
 
@@ -172,8 +173,8 @@ def nearly_full_text(memory: Sequence[RankUse]) -> str:
     if share <= NEARLY_FULL:
         return ""
     return (
-        f"rank {rank} would reserve {share:.0%} of what it may: a batch larger than the mean may "
-        "run out of memory"
+        f"rank {rank} would reserve {percent(share)} of what it may: a batch larger than the mean "
+        "may run out of memory"
     )
 
 

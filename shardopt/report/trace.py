@@ -26,7 +26,7 @@ from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace
 from predictor.units import format_bytes
 from shardopt.api.document import PathSegment, path_keys
 from shardopt.api.json_object import JsonObject, key
-from shardopt.formatting import ms, number, percent, plural, ranks_text
+from shardopt.formatting import ms, number, percent, plural, ranks_text, shares
 from shardopt.report.blocks import Bar, Block, Heading, Legend, Line, TextTable, View
 from shardopt.report.explain import path_grid
 
@@ -241,12 +241,10 @@ def _means(parts: Mapping[str, float]) -> list[Block]:
     total = sum(parts.values())
     if total <= 0:
         return []
-    shares = (
-        f"{_WORDS[part]} {percent(parts[part] / total)}"
-        for part in PARTS
-        if parts[part] > 1e-6 * total
-    )
-    return [f"Where the time goes: {', '.join(shares)}."]
+    present = [part for part in PARTS if parts[part] > 1e-6 * total]
+    named = zip(present, shares([parts[part] for part in present]), strict=True)
+    texts = [f"{_WORDS[part]} {share}" for part, share in named]
+    return [f"Where the time goes: {', '.join(texts)}."]
 
 
 def _show_steps(steps: Sequence[TracedStep]) -> list[Block]:

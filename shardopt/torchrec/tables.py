@@ -16,6 +16,7 @@ with needs_torchrec():
     import torch
     from torch import nn
     from torchrec import optim as torchrec_optim
+    from torchrec.distributed.memory_stashing import MemoryStashingManager
     from torchrec.modules.embedding_modules import (
         EmbeddingBagCollectionInterface,
         EmbeddingCollectionInterface,
@@ -122,9 +123,18 @@ def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
                 tuple(config.feature_names),
                 config.data_type.value.lower(),
                 {name: positions[name] for name in config.feature_names if name in positions},
-                getattr(config, "stash_weights", False),
+                _stashes_weights(config),
                 isinstance(inner, QuantizedBags | QuantizedSequences),
             )
+
+
+def _stashes_weights(config: Any) -> bool:
+    """Tell if a table's weights are stashed, as TorchRec 1.9's runtime does: tables of
+    `MemoryStashingManager.set_stashed_tables` come before the configs."""
+    resolve = getattr(MemoryStashingManager, "resolve_stash_weights", None)
+    if resolve is not None:
+        return bool(resolve(config.name, config))
+    return getattr(config, "stash_weights", False)
 
 
 def trained_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,17 @@ from predictor.predict import predict
 from search.space.enumerate import enumerate_space
 from shardopt.config import load_model
 from tests.builders import a_topology, hardware, plan_of, random_plan
+from tests.quick import quick_only
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
+NAMES = ["ranker", "dlrm_criteo_kaggle"]
 PIPELINES = ["base", "sparse_dist", "prefetch_sparse_dist", "semi_sync"]
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
-@pytest.mark.parametrize("name", ["ranker", "dlrm_criteo_kaggle"])
+@pytest.mark.parametrize(
+    ("name", "pipeline"),
+    quick_only(zip(NAMES * 2, PIPELINES, strict=True), list(product(NAMES, PIPELINES))),
+)
 def test_plans_score_together_as_alone(name: str, pipeline: str) -> None:
     """Some plans have few exchanges, so that the graph has many operations they are without."""
     workload = replace(load_model(MODELS / f"{name}.yaml"), train_pipeline=pipeline)

@@ -141,3 +141,29 @@ def test_proofs_are_true_of_every_plan_that_fits_at_its_peak(seed: int) -> None:
     assert result.lower_bound_ms <= times.min() * (1 + 1e-9)
     assert problem.fits(result.best.plan)
     assert result.best.iteration_ms <= 1.1 * times.min()
+
+
+@pytest.mark.parametrize("seed", quick_first(3, range(30)))
+def test_a_plan_fits_where_the_peak_of_every_rank_does(seed: int) -> None:
+    """Simulated from the options' bytes as from the plan itself."""
+    rng = random.Random(seed)
+    workload, hardware = small_model(rng), rng.choice([H100, CPU])
+    device = hardware.device
+    roomy = Problem(workload, leave_for_shards(workload, hosts(2), 0.0, device), hardware)
+    space = deduplicate(enumerate_space(workload, roomy.topology, device), roomy.topology)
+    plans = [
+        tuple((o, rng.choice(list(placements(o, roomy.topology)))) for o in chosen)
+        for chosen in ([rng.choice(options) for options in space.options] for _ in range(60))
+    ]
+    needs = [
+        max(p.reserved_bytes for p in roomy.peaks.peaks(Objective(roomy, space).sharding_plan(p)))
+        for p in plans
+    ]
+    size = sorted(needs)[30]
+    caps = hosts(2, hbm=size) if device != "cpu" else hosts(2, ddr=size)
+    topology = leave_for_shards(workload, caps, 0.0, device)
+    objective = Objective(Problem(workload, topology, hardware, thorough=True), space)
+    right = [space.divides_right([option for option, _ in plan]) for plan in plans]
+    expected = [need <= size and ok for need, ok in zip(needs, right, strict=True)]
+    assert [objective.fits(plan) for plan in plans] == expected
+    assert 0 < sum(expected) < len(plans)

@@ -77,13 +77,13 @@ def test_a_plan_that_ties_is_never_slower_than_a_baseline() -> None:
 
 def test_the_seed_decides_and_is_told() -> None:
     """A little work leaves plans to chance: some of a few seeds go other ways."""
-    problem = several_lookups(2, tables=24)
-    results = [short(problem, seed) for seed in range(3)]
-    assert [result.seed for result in results] == [0, 1, 2]
+    problem = several_lookups(2, tables=14)
+    results = [short(problem, seed) for seed in range(2)]
+    assert [result.seed for result in results] == [0, 1]
     ways = {(r.evaluations, *(p.iteration_ms for p in r.plans)) for r in results}
     assert len(ways) > 1
-    again = short(problem, 2)
-    assert (again.evaluations, again.plans) == (results[2].evaluations, results[2].plans)
+    again = short(problem, 1)
+    assert (again.evaluations, again.plans) == (results[1].evaluations, results[1].plans)
 
 
 def test_a_plan_that_ties_is_at_most_half_a_per_cent_slower() -> None:

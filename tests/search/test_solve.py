@@ -284,7 +284,7 @@ def test_a_gap_that_is_reached_ends_the_search() -> None:
 
 
 def test_the_least_effort_still_gives_a_plan_and_a_bound() -> None:
-    result = solve(a_problem(several(12), hosts(8)), Stop(effort=1e-4), 0)
+    result = solve(a_problem(several(6), hosts(4)), Stop(effort=1e-4), 0)
     assert 0 < result.lower_bound_ms <= result.best.iteration_ms
     assert result.gap >= 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -85,6 +85,7 @@ class PeakMemory:
         caps = topology.hbm_cap_bytes if on_device else topology.ddr_cap_bytes
         installed, limits = topology.installed_bytes or caps, topology.limit_bytes or caps
         ranks, shards = shards_memory(self.workload, topology, plan, self.device)
+        peaks = self.peaks_of(plan, shards, range(len(ranks)))
         return [
             replace(
                 memory,
@@ -97,7 +98,7 @@ class PeakMemory:
                     on_device,
                 ),
             )
-            for memory, peak in zip(ranks, self._peaks(plan, shards), strict=True)
+            for memory, peak in zip(ranks, peaks, strict=True)
         ]
 
     @cached_property
@@ -106,26 +107,32 @@ class PeakMemory:
 
     def peaks(self, plan: ShardingPlan) -> list[Peak]:
         """Return the peak of every rank's process."""
-        return self._peaks(plan, resident_bytes(self.workload, self.topology, plan, self.device))
+        shards = resident_bytes(self.workload, self.topology, plan, self.device)
+        return list(self.peaks_of(plan, shards, range(self.topology.world_size)))
 
-    def _peaks(self, plan: ShardingPlan, shards: Sequence[int]) -> list[Peak]:
-        """Return the peaks, given each rank's resident bytes of its shards."""
+    def peaks_of(
+        self, plan: ShardingPlan, shards: Sequence[int], ranks: Iterable[int]
+    ) -> Iterator[Peak]:
+        """Yield the peaks of some ranks' processes.
+
+        Args:
+            shards: resident bytes of each rank's shards.
+        """
         workload, program, device = self.workload, self.program, self.device
         cached = frozenset(
             table.module
             for key, table in zip(workload.keys, workload.tables, strict=True)
             if plan.tables[key].compute_kernel.is_cached
         )
-        peaks_of_ranks = []
         fixed = dense_bytes(program, trains=workload.training)
         weights = _stashed_weights(workload, self.topology, plan, device)
         states = program.state_bytes if workload.stash_optimizer_state and device != "cpu" else 0
-        for rank, rank_exchanges in enumerate(exchanges(workload, self.topology, plan)):
+        of_ranks = exchanges(workload, self.topology, plan)
+        for rank in ranks:
             stashed = weights[rank], states
-            peak = simulated_peak(workload, program, rank_exchanges, device, cached, stashed)
+            peak = simulated_peak(workload, program, of_ranks[rank], device, cached, stashed)
             stays = fixed + shards[rank] - sum(stashed)
-            peaks_of_ranks.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
-        return peaks_of_ranks
+            yield Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays)
 
 
 def simulated_peak(
@@ -216,7 +223,7 @@ def leave_for_shards(
     if free[rank] < 0:
         raise InfeasibleError(
             f"rank {rank} has {format_bytes(caps[rank])} of HBM; before any table is placed, the "
-            f"dense part, the input batch and the reserve of {reserve:.0%} need "
+            f"dense part, the input batch and the reserve of {100 * reserve:g} % need "
             f"{format_bytes(-free[rank], round_up=True)} more; try a smaller batch, a smaller "
             "reserve or more HBM",
             inputs=("batch_size", "reserve", "hbm_gib"),

@@ -60,7 +60,8 @@ def spans(prediction: Prediction) -> list[Span]:
     """
     graph, steps = prediction.graph, prediction.timeline.steps
     period = prediction.iteration_ms
-    origin = float(prediction.timeline.finish_ms[0]) - period
+    path = prediction.critical_path
+    origin = path[0].start_ms if path else float(prediction.timeline.finish_ms[0]) - period
     ranks = range(graph.world_size)
     drawn = []
     for step, path, later in (

@@ -16,6 +16,7 @@ from predictor.model.workload import DenseTimes, Feature, MeasuredDense, Table, 
 from predictor.predict import WAITING, Prediction, predict
 from predictor.units import MIB
 from tests.builders import a_topology, a_workload, data_parallel, plan_of, table_wise
+from tests.quick import quick_first
 
 SHARES = LengthShares(0.4, 0.5)
 DENSE = MeasuredDense(DenseTimes(32, 30.0, 60.0, 1.0, 10**7 / MIB), length_shares=SHARES)
@@ -45,7 +46,7 @@ def drawn(lengths: SampleLengths, size: tuple[int, ...], seed: int) -> np.ndarra
     return lengths.most * rng.beta(share * both, (1 - share) * both, size)
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 32])
+@pytest.mark.parametrize("ranks", quick_first(2, [2, 8, 32]))
 @pytest.mark.parametrize("shares", [(0.9, 0.0), (0.0, 0.9), (0.4, 0.5)])
 @pytest.mark.parametrize(
     "lengths",

@@ -138,6 +138,16 @@ def test_levels_of_the_network_are_seen_by_groups_that_span_them() -> None:
         row.sharding_group(replace(topology, network=(uneven,)))
 
 
+def test_copies_on_neighbours_cross_no_uneven_racks() -> None:
+    """Racks of 8 and 16 hosts of 4 ranks in two groups, as in TorchRec's pull request 4768."""
+    racks = NetworkLevel.of("network", [0] * 8 + [1] * 16, 4)
+    topology = replace(job(96, 4, 32), network=(racks,))
+    groups = ReplicaGroups(48)
+    assert groups.replica_group(topology).network == ()
+    (spread,) = groups.sharding_group(topology).network
+    assert (spread.parts, spread.ranks) == (2, 16)
+
+
 def test_facts_are_read_back() -> None:
     groups = ReplicaGroups(4, 10, use_inter_host_allreduce=True)
     read = ReplicaGroups.from_facts(groups.facts(job(16, 8)), "plan.json")

@@ -64,7 +64,7 @@ def chosen_in(exchange_set: ExchangeSet, plan: Assignment) -> np.ndarray:
 
 
 @pytest.mark.parametrize("batch_size", [512, 65536])
-@pytest.mark.parametrize("seed", quick_first(4, range(16)))
+@pytest.mark.parametrize("seed", quick_first(2, range(16)))
 def test_it_stays_below_the_best_plan(seed: int, batch_size: int) -> None:
     """Modules, pipelines, caches, constraints, two hosts."""
     objective = roomy_objective(seed, batch_size)
@@ -81,7 +81,7 @@ def test_scarce_memory_is_not_shared_between_halves_of_options() -> None:
     assert before * 1.001 < after <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", quick_first(4, range(16)))
+@pytest.mark.parametrize("seed", quick_first(2, range(16)))
 @pytest.mark.parametrize("alone", [True, False], ids=["sets", "families"])
 def test_no_plan_is_faster_than_a_cut_at_its_options(seed: int, alone: bool) -> None:
     """A cut bounds its own set and the family of all plans, also when made at others' options."""
@@ -112,7 +112,7 @@ def holds(exchange_set: ExchangeSet, branch: Branch, plan: Assignment) -> bool:
     return bool(branch.allowed[chosen].all() and has_one_of_each)
 
 
-@pytest.mark.parametrize("seed", quick_first(4, range(24)))
+@pytest.mark.parametrize("seed", quick_first(2, range(24)))
 @pytest.mark.parametrize("worlds", [WORLDS, ONE_HOST], ids=["hosts", "one host"])
 def test_no_plan_of_a_branch_is_faster_and_none_is_lost(
     seed: int, worlds: tuple[tuple[int, int], ...]

@@ -33,7 +33,7 @@ from tests.search.problems import (
 
 
 @pytest.mark.parametrize("batch_size", [512, 65536])
-@pytest.mark.parametrize("seed", quick_first(3, range(12)))
+@pytest.mark.parametrize("seed", quick_first(2, range(12)))
 def test_it_stays_below_the_best_plan(
     seed: int, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +65,7 @@ def test_targets_count_the_plans_of_all_branches(seed: int) -> None:
         assert exchange_set.proven <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", quick_first(3, range(12)))
+@pytest.mark.parametrize("seed", quick_first(2, range(12)))
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_no_plan_is_faster_than_a_cut_at_its_loads(seed: int, share: float) -> None:
     """Also than the cuts that are critical at the loads of other plans."""
@@ -100,7 +100,7 @@ def test_a_rank_steps_the_dense_optimizer_over_its_own_shards() -> None:
         assert cut.of_ranks().at(loads, launched) <= ms * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", quick_first(3, range(12)))
+@pytest.mark.parametrize("seed", quick_first(2, range(12)))
 def test_a_plan_is_a_solution_of_the_model_at_its_own_time(seed: int) -> None:
     objective = roomy_objective(seed, worlds=ONE_HOST)
     topology = objective.problem.topology

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from tests.search.problems import (
 TYPES = Constraints(sharding_types=("table_wise", "column_wise"), compute_kernels=("fused",))
 
 
+@cache
 def setting() -> tuple[Objective, Surrogate, list[CycleCut]]:
     """Three tables on two ranks, and the cuts of plans that use all lookup groups; one of them
     holds for all plans, as the bound's do."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from predictor.errors import InputError
 from search.tune.storage import open_storage, storage_errors
@@ -30,6 +29,8 @@ def test_a_database_has_a_heartbeat_and_retries(tmp_path: Path) -> None:
 
 
 def test_errors_of_a_database_are_one_line_with_what_to_try() -> None:
+    from sqlalchemy.exc import OperationalError
+
     with pytest.raises(InputError) as error, storage_errors("postgresql://me@db/x"):
         raise OperationalError("SELECT 1", {}, Exception("no route to host\n\tIs it running?"))
     assert "postgresql://me@db/x" in str(error.value)

@@ -24,11 +24,10 @@ from tests.shardopt.calibrate.synthetic import CALL_US, changed, cpu_rows, row, 
 pytest.importorskip("scipy")
 
 GPU = Device(80 * 2**30, 1024 * 2**30)
-QUICK_ONES = interaction_points(QUICK)
 
 
 def rows(hw: HardwareProfile, op: str) -> list[Measurement]:
-    return cpu_rows(hw, [p for p in QUICK_ONES if p.params["op"] == op])
+    return cpu_rows(hw, [p for p in interaction_points(QUICK) if p.params["op"] == op])
 
 
 def batched(rate: float) -> HardwareProfile:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+from predictor.document import SAFE_LOADER
 from predictor.hardware.loader import load_hardware
 from tests.predictor.trace.synthetic import kineto, write
 from tests.shardopt.cli.test_hardware import TOPOLOGY
@@ -27,7 +28,9 @@ from tests.shardopt.config.test_tables_csv import GOOD as TABLES
 from tests.shardopt.config.test_tables_csv import MODEL as WITH_CSV
 from tests.shardopt.conftest import MODEL, a_plan
 
-ROWS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("bad_inputs.yaml").read_text())
+ROWS: list[dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("bad_inputs.yaml").read_text(), Loader=SAFE_LOADER
+)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import Prediction, RankLoad
 from predictor.units import GIB
+from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import ExpectedGain
 from search.problem import RankedPlan, Result, ScenarioTimes
 from search.tune.advice import Advice, Advised, OtherMachine
@@ -29,7 +30,7 @@ from shardopt.explain.changes import Changes, PlanChange
 from shardopt.explain.waits import Cause, Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.report import explain
-from shardopt.report.blocks import Block, Line
+from shardopt.report.blocks import Block, Line, TextTable
 from shardopt.report.console import draw, make_console
 from shardopt.report.diff import diff_view
 from shardopt.report.plan import headline, report
@@ -177,6 +178,17 @@ def test_what_plan_1_gains(plan_data: dict[str, Any]) -> None:
     fastest = replace(answer.result.best, iteration_ms=answer.result.best.iteration_ms / 1.003)
     result = replace(answer.result, fastest=fastest)
     assert "predicted to be 0.3 % faster" in said(replace(answer, result=result))
+
+
+def test_torchrecs_plan_has_one_row_whoever_found_it(plan_data: dict[str, Any]) -> None:
+    answer = an_answer(plan_data)
+    first, *_ = answer.result.plans
+    baselines = {TORCHREC: first.iteration_ms}
+    for theirs, rows in (({TORCHREC: first.plan}, 3), ({}, 4)):
+        found = replace(answer.result, baselines=baselines, baseline_plans=theirs)
+        blocks = report(replace(answer, result=found).document(), END)
+        (ranking,) = [b for b in blocks if isinstance(b, TextTable) and "~found by" in b.columns]
+        assert len(ranking.rows) == rows
 
 
 def test_quiet_plan_is_one_short_line_and_a_regret(plan_data: dict[str, Any]) -> None:

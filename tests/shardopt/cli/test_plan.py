@@ -1,6 +1,7 @@
 """`shardopt plan`: the JSON contract, the plan file, repeatability."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from predictor.model.plan_json import load_plan
-from tests.shardopt.cli.conftest import said_as_json
+from tests.shardopt.cli.conftest import Run, said_as_json
 from tests.shardopt.conftest import MODEL
 
 QUICK = ("--gpus", 2, "--effort", 0.005)
@@ -229,3 +230,23 @@ def test_constraints_have_a_price(as_json, run, model: Path) -> None:
         assert cost.keys() == {"table", "constraint", "iteration_ms_without", "gain"}
     brief = run("plan", model, "--gpus", 2, *QUICK, "--quiet").out
     assert f"{relaxed['iteration_ms']:.4g} ms" in brief
+
+
+def test_the_next_command_predicts_what_was_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, as_json: Callable[..., Any]
+) -> None:
+    """A plan file has no cluster; without it the prediction is another, which is said."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.yaml").write_text(MODEL)
+    Path("c.yaml").write_text(
+        "schema: 1\nhosts: 2\nranks_per_host: 1\nlevels: [{name: thin, gbit_s: 0.1}]\n"
+    )
+    machine = ("--cluster", "c.yaml", "--batch-size", 64, "--reserve", 0.2)
+    planned = run("plan", "m.yaml", *machine, "--effort", 0.005, "-o", "p.json")
+    _, _, *command = planned.out.rpartition("Next:")[2].split()
+    best = json.loads(Path("p.json").read_text())["iteration_ms"]
+    again = as_json("predict", *command)
+    assert again["predictions"][0]["iteration_ms"] == pytest.approx(best)
+    plain = run("predict", "m.yaml", "p.json", "--batch-size", 64, "--json")
+    assert json.loads(plain.out)["predictions"][0]["iteration_ms"] < best / 2
+    assert "c.yaml" in plain.err

@@ -37,6 +37,16 @@ def test_a_host_that_was_measured(tmp_path: Path) -> None:
     assert "calibrate" not in bound.remedy
 
 
+def test_a_captured_dense_part_is_not_to_be_captured() -> None:
+    prediction, hardware = near_empty_on("h100-sxm"), load_hardware("h100-sxm")
+    remedies = [
+        bound.remedy
+        for captured in (False, True)
+        if (bound := host_bound(prediction, hardware, cuda_graphs=captured))
+    ]
+    assert ["CUDA graphs" in remedy for remedy in remedies] == [True, False]
+
+
 @pytest.mark.parametrize("name", ["cpu-gloo"])
 def test_ranks_on_cpus_wait_for_no_host(name: str) -> None:
     assert host_bound(near_empty_on(name), load_hardware(name)) is None

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import (
@@ -133,6 +132,8 @@ def test_table_wise_plans_are_ordered_at_least_as_well_as_by_torchrecs_own() -> 
     plans launch and exchange the same number of times, and batches large enough for the kernels to
     outlast their launches. Other cases, and where TorchRec's sums do better: decision 0034.
     """
+    from scipy.stats import kendalltau
+
     model, constraints = Model(*BAGS), factors(**FACTORS)
     problem = problem_of(planner(batch_size=BATCH, constraints=constraints), model)
     spaces = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from torchrec.distributed import train_pipeline
+from torchrec.distributed.memory_stashing import MemoryStashingManager
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
@@ -99,6 +100,24 @@ def test_weights_are_stashed_where_table_and_pipeline_say_so(
     assert load_model(tmp_path / "m.yaml") == written
     again = problem_of(planner(model=tmp_path / "m.yaml", constraints=None), model).workload
     assert [t.stash_weights for t in again.tables] == [t.stash_weights for t in tables]
+
+
+def test_tables_that_a_script_selects_are_stashed_whatever_their_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`set_stashed_tables` of TorchRec 1.9, which its runtime asks before the config."""
+    monkeypatch.setattr(
+        MemoryStashingManager,
+        "resolve_stash_weights",
+        lambda name, config: name == "b",
+        raising=False,
+    )
+    config = bag("a", 1000)
+    model = Model(config, bag("b"))
+    config.stash_weights = True
+    stashing = planner(train_pipeline="TrainPipelineSparseDistEmbStash")
+    tables = problem_of(stashing, model).workload.tables
+    assert [table.stash_weights for table in tables] == [False, True]
 
 
 def test_states_of_the_dense_optimizer_are_stashed(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_an_older_torchrec_is_named() -> None:
 
 
 def session(
-    sku: str, planner_config: dict[str, Any] | None = None, reporter: Any = None, **more: Any
+    sku: str, hardware: dict[str, Any] | None = None, reporter: Any = None, **more: Any
 ) -> tuple[Any, Any]:
     """Result and context of planning for one SKU."""
     from torchrec.distributed.planner.api import ProductionPlannerOrchestrator
@@ -52,7 +52,7 @@ def session(
     }
     request = ShardingPlanRequest(**{**fields, **more})
     context = PlannerSessionContext(request=request, results={})
-    executor = ShardoptPlannerExecutor(ShardoptPlannerProvider(planner_config, effort=EFFORT))
+    executor = ShardoptPlannerExecutor(ShardoptPlannerProvider(hardware, effort=EFFORT))
     results = ProductionPlannerOrchestrator(executor, sku, reporter).plan(request, context)
     return results[sku], context
 
