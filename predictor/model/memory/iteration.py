@@ -153,11 +153,10 @@ def _group(
         looked_up += [rows * (s.size[1] if s.size[0] else 0) for s in sharded.shards]
         received.append((arriving, samples * world, len(sharded.shards)))
     if ranks:
-        all_ids, all_samples, shards = (np.array(column) for column in zip(*received, strict=True))
-        for column, values in enumerate(
-            (np.repeat(all_ids, shards), np.repeat(all_samples, shards), looked_up)
-        ):
-            arrived[:, column] = np.bincount(ranks, values, world)
+        each, counts = np.array([row[:2] for row in received]), [row[2] for row in received]
+        rows_of_shards = np.column_stack((np.repeat(each, counts, axis=0), looked_up))
+        for column in range(arrived.shape[1]):
+            arrived[:, column] = np.bincount(ranks, rows_of_shards[:, column], world)
     for ids, samples, elements in arrived.tolist():
         yield ExchangeMemory(
             module,

@@ -14,6 +14,7 @@ from predictor.model.workload import Workload
 from predictor.predict import Prediction
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import ExpectedGain
+from search.params import SearchParams
 from search.problem import RankedPlan, Result
 from search.solve import solve
 from search.stop import Stop
@@ -135,7 +136,7 @@ def test_constraints_of_a_large_model_are_priced_where_there_is_time_for_a_searc
 ) -> None:
     price = Mock(return_value=None)
     monkeypatch.setattr(answer, "price_constraints", price)
-    monkeypatch.setattr(answer.SearchParams, "large", 1)
+    monkeypatch.setattr(SearchParams, "large", 1)
     result = replace(searched(), search_seconds=100.0)
     stop = Stop(time_limit_s=left_s, clock=Ticks(0.0))
     answer.with_constraint_costs(answer.answer_of(setting(), result, {}), stop)
