@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from predictor.cost.errors import CostErrors
 from predictor.model.memory.caches import CachedShard, cached_shards, sharing_bytes
-from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, TablePlan
 from search.problem import Problem
 from search.side_by_side import side_by_side
@@ -52,6 +51,7 @@ class Objective:
     Attributes:
         limits: bytes ``[hbm or ddr, ranks]`` that the shards of a plan that fits do not exceed.
         caps: bytes that shards are placed within, likewise.
+        kind: memory that a rank's process peaks in: 0 for HBM, 1 for host memory.
         in_flight: shards count with what is in flight for them, which plans are placed by that
             take much of the memory (`beside`); a guide, no bound.
     """
@@ -64,6 +64,7 @@ class Objective:
             [problem.topology.hbm_cap_bytes, problem.topology.ddr_cap_bytes], dtype=np.float64
         )
         self.limits, self.in_flight = self.caps, False
+        self.kind = int(problem.hardware.device == "cpu")
         self.evaluations = 0
         self.place = lru_cache(maxsize=1 << 16)(place)
         self.number = lru_cache(maxsize=1 << 18)(self._number)
@@ -178,7 +179,7 @@ class Objective:
     def _resident(self, option: Option) -> Array:
         """Bytes of every shard without ids, which come and go, ``[shards, hbm or ddr]``."""
         kept = np.array(option.bytes_of, dtype=np.float64)
-        kept[int(self.problem.hardware.device == "cpu")] -= [m.io_bytes for m in option.memory]
+        kept[self.kind] -= [m.io_bytes for m in option.memory]
         return kept.T
 
     def _footprint(self, option: Option, ranks: Ranks) -> Array:
@@ -260,17 +261,20 @@ class Objective:
 
     def _fits_at_peak(self, assignment: Assignment) -> bool:
         """Return True if the peaks of all ranks fit that may not, the fullest one first."""
-        topology, kind = self.problem.topology, int(self.problem.hardware.device == "cpu")
+        kind = self.kind
         shares = self.typical.memory(assignment)[kind] / np.maximum(self.limits[kind], 1.0)
         ranks = np.argsort(-shares, kind="stable")
         if not self.problem.thorough:
             ranks = ranks[shares[ranks] > AMPLE]
         if not len(ranks):
             return True
-        resident = self._summed(assignment, self.resident)[kind].astype(np.int64).tolist()
-        plan, at = self.sharding_plan(assignment), ranks.tolist()
-        peaks = zip(at, self.problem.peaks.peaks_of(plan, resident, at), strict=True)
-        return all(peak.reserved_bytes <= topology.limit_bytes[rank] for rank, peak in peaks)
+        plan, exact = self.sharding_plan(assignment), self.problem.thorough
+        return self.problem.peaks.fit(plan, self._shards(assignment), ranks.tolist(), exact=exact)
+
+    def _shards(self, assignment: Assignment) -> list[int]:
+        """Return the resident bytes of each rank's shards."""
+        bytes_of_ranks = self._summed(assignment, self.resident)[self.kind]
+        return [*map(int, bytes_of_ranks.tolist())]
 
     def beside(self, assignment: Assignment) -> Objective:
         """Return the objective with caps corrected for plans like this one.
@@ -279,24 +283,25 @@ class Objective:
         caps are lowered by as much as the plan's simulated peak exceeds the sum over its shards. A
         plan that fits stays within the caps.
         """
-        base = self.typical if self.problem.topology.limit_bytes else self
-        used = base.memory(assignment)
-        if base is self or (used <= AMPLE * self.limits).all():
+        limits, kind = self.problem.topology.limit_bytes, self.kind
+        if not limits:
             return self
-        peaks = [r.peak for r in self._memory_of(assignment) if r.peak is not None]
-        free = np.array([peak.limit_bytes - peak.reserved_bytes for peak in peaks])
-        other, kind = copy(base), int(self.problem.hardware.device == "cpu")
-        beyond = float((self.limits[kind] - used[kind] - free).max())
+        used = self.typical.memory(assignment)
+        ranks = np.flatnonzero(used[kind] > AMPLE * self.limits[kind]).tolist()
+        if not ranks:
+            return self
+        peaks = self.problem.peaks.peaks_of(
+            self.sharding_plan(assignment), self._shards(assignment), ranks
+        )
+        free = [limits[rank] - peak.reserved_bytes for rank, peak in zip(ranks, peaks, strict=True)]
+        other = copy(self.typical)
         other.caps = self.limits.copy()
-        other.caps[kind] -= beyond
-        if (free >= 0).all():
+        other.caps[kind] -= float(((self.limits[kind] - used[kind])[ranks] - free).max())
+        if min(free) >= 0:
             other.caps[kind] = np.maximum(other.caps[kind], used[kind])
         return other
 
     def missing(self, assignment: Assignment) -> tuple[tuple[int, int], ...]:
         """Bytes ``(hbm, ddr)`` that every rank lacks at its peak."""
-        ranks = self._memory_of(assignment)
+        ranks = self.problem.memory_of(self.sharding_plan(assignment))
         return tuple((rank.missing_hbm_bytes, rank.missing_ddr_bytes) for rank in ranks)
-
-    def _memory_of(self, assignment: Assignment) -> Sequence[RankMemory]:
-        return self.problem.memory_of(self.sharding_plan(assignment))

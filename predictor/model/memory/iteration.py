@@ -12,9 +12,10 @@ An exchange is all tables of one module and sharding type, as TorchRec groups th
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES, Table, Workload
 
 POSITION_BYTES = INDEX_BYTES + WEIGHT_BYTES
+SIZES = ("sent", "received", "ids", "looked_up", "output", "replica", "positions")
+"""Attributes of `ExchangeMemory` that differ between ranks and plans."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,21 @@ def exchanges(
         for rank, exchange in enumerate(by_rank):
             ranks[rank].append(exchange)
     return ranks
+
+
+def largest(of_ranks: Sequence[Sequence[ExchangeMemory]]) -> list[ExchangeMemory]:
+    """Return exchanges that are as large as those of any of several ranks, or up to 3 % larger, so
+    that plans which hardly differ have the same."""
+    return [
+        replace(same[0], **{name: _round_up(max(getattr(e, name) for e in same)) for name in SIZES})
+        for same in zip(*of_ranks, strict=True)
+    ]
+
+
+def _round_up(size: float) -> float:
+    """Round up to the next of 32 steps between powers of two."""
+    fraction, exponent = math.frexp(size)
+    return math.ldexp(math.ceil(64 * fraction) / 64, exponent)
 
 
 def _group(

@@ -17,6 +17,7 @@ from predictor.model.memory.iteration import (
     Iteration,
     batch_bytes,
     exchanges,
+    largest,
     unplaced,
 )
 from predictor.model.memory.ranks import (
@@ -118,6 +119,39 @@ class PeakMemory:
         Args:
             shards: resident bytes of each rank's shards.
         """
+        of_ranks = exchanges(self.workload, self.topology, plan)
+        return self._peaks(plan, shards, ((rank, of_ranks[rank]) for rank in ranks))
+
+    def fit(
+        self, plan: ShardingPlan, shards: Sequence[int], ranks: Sequence[int], *, exact: bool
+    ) -> bool:
+        """Return True if the processes of some ranks fit at their peaks.
+
+        Args:
+            shards: resident bytes of each rank's shards.
+            exact: simulate each rank. Otherwise all fit if they do with the largest exchanges of
+                any of them, rounded up: that is one simulation, which many plans share.
+        """
+        of_ranks = exchanges(self.workload, self.topology, plan)
+        limits = self.topology.limit_bytes
+
+        def all_fit(of_rank: Iterable[tuple[int, Sequence[ExchangeMemory]]]) -> bool:
+            peaks = zip(ranks, self._peaks(plan, shards, of_rank), strict=True)
+            return all(peak.reserved_bytes <= limits[rank] for rank, peak in peaks)
+
+        if not exact:
+            most = largest([of_ranks[rank] for rank in ranks])
+            if all_fit((rank, most) for rank in ranks):
+                return True
+        return all_fit((rank, of_ranks[rank]) for rank in ranks)
+
+    def _peaks(
+        self,
+        plan: ShardingPlan,
+        shards: Sequence[int],
+        of_ranks: Iterable[tuple[int, Sequence[ExchangeMemory]]],
+    ) -> Iterator[Peak]:
+        """Yield the peaks of ranks with these exchanges."""
         workload, program, device = self.workload, self.program, self.device
         cached = frozenset(
             table.module
@@ -127,10 +161,9 @@ class PeakMemory:
         fixed = dense_bytes(program, trains=workload.training)
         weights = _stashed_weights(workload, self.topology, plan, device)
         states = program.state_bytes if workload.stash_optimizer_state and device != "cpu" else 0
-        of_ranks = exchanges(workload, self.topology, plan)
-        for rank in ranks:
+        for rank, of_rank in of_ranks:
             stashed = weights[rank], states
-            peak = simulated_peak(workload, program, of_ranks[rank], device, cached, stashed)
+            peak = simulated_peak(workload, program, of_rank, device, cached, stashed)
             stays = fixed + shards[rank] - sum(stashed)
             yield Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays)
 
