@@ -31,6 +31,7 @@ from search.improve.merges import ExchangeMerges
 from search.model.cycle_cut import CycleCut
 from search.objective import Assignment
 from search.partitioner import GreedyPartitioner
+from search.side_by_side import usable_cores
 from search.space.option import Option
 from search.state import State, Tools
 from search.stop import Late
@@ -79,7 +80,7 @@ class AnnealedPlans:
         origins: list[Origin] = [(c, None) for c in incumbents[:1]]
         each = round(params.first_share * self.moves / max(1, len(sets)))
         pieces = [
-            partial(self._of_set, exchange_set, each, number)
+            partial(self._of_set, exchange_set, each, number, len(sets) - number)
             for number, exchange_set in enumerate(sets)
         ]
         for exchange_set, plans in zip(sets, self.objective.side_by_side(pieces), strict=False):
@@ -126,23 +127,32 @@ class AnnealedPlans:
         closed = best_ms <= self.bound.proven_ms * (1 + self.params.closed)
         return closed or self.stop.reached(best_ms, self.bound.proven_ms) or self.time_is_up()
 
-    def _of_set(self, exchange_set: ExchangeSet, moves: int, number: int) -> list[Candidate]:
-        """Anneal the rounded plan of a set's program."""
-        start = self._start(exchange_set)
+    def _of_set(
+        self, exchange_set: ExchangeSet, moves: int, number: int, left: int
+    ) -> list[Candidate]:
+        """Anneal the rounded plan of a set's program.
+
+        Args:
+            left: sets that share the time for sets, this one included; under a time limit only the
+                first one is begun late.
+        """
+        params = self.params
+        share = params.annealing_time * params.first_share * usable_cores() / left
+        late = self.stop.part(min(1.0, share))
+        start = None if number and self.time_is_up() else self._start(exchange_set)
         if start is None:
             return []
-        params = self.params
         scarce = self._is_scarce(exchange_set.memory @ exchange_set.shares)
         placing = 0 if scarce else round(params.placing * moves)
         fixed: list[list[Option]] = [[] for _ in start]
         heat, cuts = self._heat(scarce=scarce), self.cuts_of(exchange_set)
         task = AnnealingTask(start, fixed, placing, params.rounds, self.seed + number, cuts, heat)
-        placed = self._annealed(task) if placing else []
+        placed = self._annealed(task, late) if placing else []
         if placed:
             task = replace(task, start=placed[0].assignment, heat=heat * params.warm)
         window = params.window_of(self.tables) * exchange_set.priced_ms
         task = replace(task, options=self._near(exchange_set, window), moves=moves - placing)
-        return sorted([*placed, *self._annealed(task)], key=lambda c: c.iteration_ms)
+        return sorted([*placed, *self._annealed(task, late)], key=lambda c: c.iteration_ms)
 
     def _finish(
         self,
@@ -183,8 +193,8 @@ class AnnealedPlans:
         """Return the first temperature."""
         return self.params.scarce_heat if scarce else self.params.heat
 
-    def _annealed(self, task: AnnealingTask) -> list[Candidate]:
-        plans = self.annealer.improve(task, self._ended)
+    def _annealed(self, task: AnnealingTask, late: Late = lambda *_: False) -> list[Candidate]:
+        plans = self.annealer.improve(task, lambda best_ms: self._ended(best_ms) or late())
         return [Candidate(plan, ms, FOUND_BY) for plan, ms in plans]
 
     def _start(self, exchange_set: ExchangeSet) -> Assignment | None:
