@@ -57,12 +57,14 @@ class Stakes:
 
 def stakes(problem: Problem, result: Result) -> Stakes | None:
     """Compares the sane plans of a search; None if there is only one."""
-    best, *rivals = (ranked.plan for ranked in result.plans)
-    slower = [ranked.iteration_ms for ranked in result.plans[1:]]
-    for name, plan in result.baseline_plans.items():
-        if name not in INSANE:
+    ms_of = result.baselines
+    of_others = [(p, ms_of[n]) for n, p in result.baseline_plans.items() if n not in INSANE]
+    found = [(ranked.plan, ranked.iteration_ms) for ranked in result.plans]
+    best, rivals, slower = result.best.plan, list[ShardingPlan](), list[float]()
+    for plan, ms in [*found, *of_others]:
+        if all(plan.tables != other.tables for other in (best, *rivals)):
             rivals.append(plan)
-            slower.append(result.baselines[name])
+            slower.append(ms)
     if not rivals:
         return None
     spread = max(slower) / result.best.iteration_ms - 1

@@ -562,14 +562,14 @@ PARAMETERS: dict[str, Knob] = {
         BatchSize(
             name="batch_size",
             path="batch_size",
-            allowed="samples per rank, whole numbers of at least 1",
-            most=2**40,
+            allowed="samples per rank, whole numbers from 1 to 10^9",
+            most=10**9,
             tried=lambda case: sorted(
                 {max(1, int(case.workload.batch_size * share)) for share in (0.25, 0.5, 1, 2, 4)}
             ),
             # how long a request may wait decides it for inference
             advised=lambda case: (
-                (2 * case.workload.batch_size, case.workload.batch_size // 2)
+                tuple(filter(None, (2 * case.workload.batch_size, case.workload.batch_size // 2)))
                 if case.workload.training
                 else ()
             ),

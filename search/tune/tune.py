@@ -15,18 +15,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import optuna
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from predictor.errors import InfeasibleError, InputError
+from predictor.model.plan import ShardingPlan
 from predictor.predict import predict
+from search.prefer import TOLERANCE
 from search.problem import Progress, RankedPlan, Result, silent
 from search.solve import SEARCHERS, solve
 from search.stop import Stop
 from search.tune.goals import Goal, Values, covers, pareto_front, shard_bytes, values_of
-from search.tune.knobs import Case, Grid, Setting, Value, changes, turned
+from search.tune.knobs import PARAMETERS, Case, Grid, Setting, Value, changes, turned
 from search.tune.storage import SharedStorage, storage_errors
 from search.tune.study import (
     FINISHED,
@@ -100,6 +103,14 @@ class Member:
     result: Result
 
 
+class Tried(NamedTuple):
+    """A setting with the predicted time and the values of a plan."""
+
+    setting: Setting
+    iteration_ms: float
+    values: Values
+
+
 @dataclass
 class Tuning:
     """One worker on one study.
@@ -153,7 +164,7 @@ class Tuning:
         """
         members: list[Member] = []
         interrupted = tuned.stopped_by == "interrupted"
-        for done, trial in enumerate(tuned.front):
+        for done, trial in enumerate(map(self._without_idle, tuned.front)):
             last = None
             if not interrupted:
                 try:
@@ -177,15 +188,42 @@ class Tuning:
         """
         plan, growth = member.result.best.plan, {}
         for name in changes(self.case, member.trial.setting):
-            setting = {k: v for k, v in member.trial.setting.items() if k != name}
-            problem = turned(self.case, setting).problem()
-            if problem.topology.world_size == plan.world_size:
-                ms = predict(
-                    problem.workload, problem.topology, problem.hardware, plan
-                ).iteration_ms
-                goal = self.goals[0].of(problem, ms, shard_bytes(problem, plan))
-                growth[name] = goal / member.values[0] - 1
+            less = self._without(member.trial, name, plan)
+            if less is not None:
+                growth[name] = less.values[0] / member.values[0] - 1
         return growth
+
+    def _without(self, trial: Trial, name: str, plan: ShardingPlan) -> Tried | None:
+        """Return a trial without one of its changes, with another plan; None if that is a plan of
+        other ranks or does not fit."""
+        setting = {**trial.setting, name: PARAMETERS[name].read(self.case)}
+        problem = turned(self.case, setting).problem()
+        if problem.topology.world_size != plan.world_size or not problem.fits(plan):
+            return None
+        inputs = problem.workload, problem.topology, problem.hardware
+        ms = predict(*inputs, plan).iteration_ms
+        values = values_of(self.goals, problem, ms, shard_bytes(problem, plan))
+        return Tried(setting, ms, values)
+
+    def _without_idle(self, trial: Trial) -> Trial:
+        """Return a trial without changes that, all together, gain less than plans that tie differ
+        by: nobody should change numerics or a train loop for those."""
+        assert trial.plan is not None
+        assert trial.values is not None
+        enough = tuple(value * (1 + TOLERANCE) for value in trial.values)
+        for name in changes(self.case, trial.setting):
+            usual = PARAMETERS[name].read(self.case)
+            may_stay = usual in self.grid.values[name]
+            less = self._without(trial, name, trial.plan) if may_stay else None
+            if less is not None and covers(less.values, enough):
+                trial = replace(
+                    trial,
+                    setting=less.setting,
+                    values=less.values,
+                    iteration_ms=less.iteration_ms,
+                    lower_bound_ms=0.0,
+                )
+        return trial
 
     def _search(self, trial: Trial, ahead: int, tuned: TuneResult, progress: Progress) -> Member:
         """Run the last search of a setting; ``ahead`` searches share the remaining time."""

@@ -20,7 +20,7 @@ from search.space.enumerate import whole_space
 from search.stop import Stop
 from search.tune import tune
 from search.tune.goals import GOALS, covers, values_of
-from search.tune.knobs import Case, changes, grid_of, turned
+from search.tune.knobs import PARAMETERS, Case, changes, grid_of, turned
 from search.tune.study import new_study
 from search.tune.trial import (
     WORTH,
@@ -239,6 +239,19 @@ def test_what_each_change_is_worth_alone() -> None:
     assert set(worth) == {"batch_size", "bucket"}  # two hosts' plan is none for one
     assert worth["batch_size"] > 0
     assert worth["bucket"] == pytest.approx(0.0, abs=1e-12)  # all gradients fit into one
+
+
+def test_a_change_that_gains_nothing_is_not_proposed() -> None:
+    """All gradients fit into either bucket, while more samples share the launches."""
+    case = small()
+    buckets = PARAMETERS["bucket"].read(case), 50.0
+    tuning = a_study(case, {"batch_size": (case.workload.batch_size, 8192), "bucket": buckets})
+    result = tuning.run()
+    both = replace(result.best, setting={"batch_size": 8192, "bucket": 50.0})
+    (member,), _ = tuning.finish(replace(result, front=(both,)))
+    assert changes(case, member.trial.setting) == {"batch_size": 8192}
+    assert result.best.values is not None
+    assert member.values[0] <= result.best.values[0] * (1 + 1e-9)
 
 
 @pytest.mark.slow
