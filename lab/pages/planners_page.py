@@ -358,8 +358,9 @@ def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
     yield (
         f"From `python -m lab ablate` on {len(by_instance)} instances; those of "
         "configs/bench/search/fresh.yaml are new to the search. The table shows how much slower "
-        "the best plan is without a stage. CP-SAT and Optuna are not among the default stages, so "
-        "their rows show what they add. Plans are compared by predicted time alone.\n"
+        "the best plan is without a stage, or by how much the bound is lower. CP-SAT and Optuna "
+        "are not among the default stages, so their rows show what they add. Plans are compared by "
+        "predicted time alone.\n"
     )
     yield from table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
     for name in names:
@@ -388,9 +389,14 @@ def _times(row: AblationRow) -> tuple[float, float]:
 
 
 def _slower(stages: Mapping[str, AblationRow], name: str) -> float | None:
-    """Return the relative slowdown without a stage; None where no plan was found."""
-    without_ms = stages[name].iteration_ms
-    return None if without_ms is None else without_ms / _times(stages[WHOLE])[0] - 1
+    """Return the relative slowdown without a stage, or the relative loss of the bound without one
+    of its own; None where no plan was found."""
+    without, (ms, bound_ms) = stages[name], _times(stages[WHOLE])
+    if without.iteration_ms is None or without.bound_ms is None:
+        return None
+    return (
+        bound_ms / without.bound_ms - 1 if CHANGES[name].proves else without.iteration_ms / ms - 1
+    )
 
 
 def _lost(name: str, lost: Mapping[str, float | None]) -> str:

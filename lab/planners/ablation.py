@@ -29,10 +29,15 @@ WHOLE = "all"
 
 @dataclass(frozen=True)
 class Change:
-    """Searchers and parameters of a search without a stage, or with one more."""
+    """Searchers and parameters of a search without a stage, or with one more.
+
+    Args:
+        proves: the stage is one of the bound, and is judged by it.
+    """
 
     searchers: Sequence[str] = SEARCHERS
     params: SearchParams = DEFAULT
+    proves: bool = False
 
 
 CHANGES: Mapping[str, Change] = {
@@ -44,8 +49,8 @@ CHANGES: Mapping[str, Change] = {
     "generations of finalists": Change(params=SearchParams(generations=1)),
     "merged exchanges": Change(params=SearchParams(merges=0)),
     "cuts of earlier plans": Change(params=SearchParams(cuts=1)),
-    "bound: branches at peaks": Change(params=SearchParams(branching=0.0)),
-    "bound: every shard on a rank": Change(params=SearchParams(rank_targets=0.0)),
+    "bound: branches at peaks": Change(params=SearchParams(branching=0.0), proves=True),
+    "bound: every shard on a rank": Change(params=SearchParams(rank_targets=0.0), proves=True),
     "with cpsat": Change(searchers=(*SEARCHERS, "cpsat")),
     "with optuna": Change(searchers=(*SEARCHERS, "optuna")),
 }
