@@ -97,7 +97,7 @@ class TieRules:
 
     def __init__(self, objective: Objective, params: SearchParams) -> None:
         self.objective = objective
-        self.kind = int(objective.problem.hardware.device == "cpu")
+        self.kind = objective.kind
         self.most_bytes = max(1.0, float(objective.caps[self.kind].max()))
         self.apart = dict(zip(RULES, (params.alike, 0.0, 0.0, params.alike), strict=True))
 
@@ -167,7 +167,7 @@ class Ties:
         self.device_range_ms = np.inf, 0.0
         self.device_limit = self.expected_limit = np.inf
         self.host_bound = bool(
-            self.device_ms([start])[0] < objective.score([start])[0] * (1 - TOLERANCE)
+            self.device_ms([start])[0] < objective.score([start])[0] * (1 - params.tie)
         )
         self.by_rules = start
         known = {c.assignment: c.iteration_ms for c in ranked if c.iteration_ms <= limit}

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import optuna
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
@@ -103,14 +102,6 @@ class Member:
     result: Result
 
 
-class Tried(NamedTuple):
-    """A setting with the predicted time and the values of a plan."""
-
-    setting: Setting
-    iteration_ms: float
-    values: Values
-
-
 @dataclass
 class Tuning:
     """One worker on one study.
@@ -189,13 +180,13 @@ class Tuning:
         plan, growth = member.result.best.plan, {}
         for name in changes(self.case, member.trial.setting):
             less = self._without(member.trial, name, plan)
-            if less is not None:
+            if less is not None and less.values is not None:
                 growth[name] = less.values[0] / member.values[0] - 1
         return growth
 
-    def _without(self, trial: Trial, name: str, plan: ShardingPlan) -> Tried | None:
-        """Return a trial without one of its changes, with another plan; None if that is a plan of
-        other ranks or does not fit."""
+    def _without(self, trial: Trial, name: str, plan: ShardingPlan) -> Trial | None:
+        """Return a trial without one of its changes, for which nothing is proven; None if the plan
+        is one of other ranks or does not fit."""
         setting = {**trial.setting, name: PARAMETERS[name].read(self.case)}
         problem = turned(self.case, setting).problem()
         if problem.topology.world_size != plan.world_size or not problem.fits(plan):
@@ -203,7 +194,9 @@ class Tuning:
         inputs = problem.workload, problem.topology, problem.hardware
         ms = predict(*inputs, plan).iteration_ms
         values = values_of(self.goals, problem, ms, shard_bytes(problem, plan))
-        return Tried(setting, ms, values)
+        return replace(
+            trial, setting=setting, plan=plan, iteration_ms=ms, values=values, lower_bound_ms=0.0
+        )
 
     def _without_idle(self, trial: Trial) -> Trial:
         """Return a trial without changes that, all together, gain less than plans that tie differ
@@ -215,14 +208,8 @@ class Tuning:
             usual = PARAMETERS[name].read(self.case)
             may_stay = usual in self.grid.values[name]
             less = self._without(trial, name, trial.plan) if may_stay else None
-            if less is not None and covers(less.values, enough):
-                trial = replace(
-                    trial,
-                    setting=less.setting,
-                    values=less.values,
-                    iteration_ms=less.iteration_ms,
-                    lower_bound_ms=0.0,
-                )
+            if less is not None and less.values is not None and covers(less.values, enough):
+                trial = less
         return trial
 
     def _search(self, trial: Trial, ahead: int, tuned: TuneResult, progress: Progress) -> Member:

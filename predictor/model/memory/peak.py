@@ -217,7 +217,9 @@ def _stashed_weights(
 ) -> list[int]:
     """Return the bytes of weights stashed off each rank's device."""
     stashed = [0] * topology.world_size
-    for key, table in zip(workload.keys, workload.tables, strict=True) if device != "cpu" else ():
+    if device == "cpu":
+        return stashed
+    for key, table in zip(workload.keys, workload.tables, strict=True):
         if is_stashed(table, plan.tables[key].compute_kernel):
             for shard in plan.tables[key].shards:
                 stashed[shard.rank] += shard.size[0] * table.row_bytes(shard.size[1])
